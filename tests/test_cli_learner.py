@@ -142,6 +142,44 @@ def test_numbers_are_learned_on_without_naming_the_problem_again(evergraph, tmp_
     bad(evergraph("evaluate", first, "--checkpoint", folder, "--by-class"), "--by-class is for examples with classes")
 
 
+@pytest.mark.parametrize("ending", [".npz", ".csv"])
+def test_whole_numbers_are_learned_on_as_numbers_and_minus_one_is_one_of_them(evergraph, tmp_path, ending):
+    folder, rng = tmp_path / "learner", np.random.default_rng(0)
+    months = []
+    for month in ("jan", "feb"):
+        x = rng.normal(size=(100, 3))
+        y = np.clip(np.round(x[:, 0]), -1, 3).astype(int)
+        assert 0 < (y == -1).sum() < 100
+        np.savez(tmp_path / f"{month}.npz", x=x, edge_index=np.stack([np.arange(99), np.arange(1, 100)]), y=y)
+        rows = [",".join(map(str, (*row, label))) for row, label in zip(x.tolist(), y.tolist())]
+        (tmp_path / f"{month}.csv").write_text("\n".join(["a,b,c,label", *rows]))
+        months.append(f"{tmp_path / month}{ending}{':edges=none' * (ending == '.csv')}")
+    options = ["--checkpoint", folder, "--device", "cpu", "--json"]
+    first, second = (
+        json.loads(evergraph("learn", month, *options, *words)[1])
+        for month, words in zip(months, (["--problem", "node-regression"], []))
+    )
+    assert (first["nodes"], second["nodes"]) == (60, 60)  # of 100, 40 are held out
+    assert second["classes"] == first["classes"]
+    bad(evergraph("learn", months[1], *options, "--problem", "node-classification"), "has node-regression")
+
+
+def test_what_was_learned_already_is_an_object_too(evergraph, graph_file, tmp_path):
+    graph = graph_file()
+    learn = ["learn", graph, "--checkpoint", tmp_path / "learner", "--device", "cpu", "--json"]
+    first = json.loads(evergraph(*learn, "--classes", "zebra,ant")[1])
+    assert first["learned"] is True
+    status, out, error = evergraph(*learn, "--classes", "zebra,ant")
+    assert status == 0
+    assert "nothing was done" in error
+    assert json.loads(out) == {**first, "new_classes": [], "learned": False}
+    second = json.loads(evergraph(*learn, "--classes", "e,f")[1])
+    both = json.loads(evergraph(*learn, "--classes", "zebra,ant,e,f")[1])  # learned in two tasks
+    assert both.keys() == first.keys()
+    assert (both["learned"], both["nodes"]) == (False, first["nodes"] + second["nodes"])
+    assert both["classes"] == ["zebra", "ant", "e", "f"]
+
+
 def test_a_learner_lives_in_a_folder(evergraph, graph_file, tmp_path):
     graph, folder = graph_file(), tmp_path / "learner"
     status, out, _ = evergraph(

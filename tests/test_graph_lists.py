@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, InMemoryDataset
 
 import evergraph as eg
 from evergraph.data import as_graph
@@ -56,6 +56,53 @@ def test_numbers_of_graphs_stay_numbers() -> None:
     assert graph.y[[0, 2], 0].tolist() == [0.5, 2.0]
     assert bool(graph.y[1].isnan())
     assert as_graph(graphs([torch.tensor([[1, 0]]), None, torch.tensor([[0, 1]])])).y.shape == (3, 2)
+
+
+def test_numbers_of_links_stay_numbers(tmp_path: Path, evergraph: Callable[..., tuple[int, str, str]]) -> None:
+    x, ends = torch.randn(20, 3), torch.randint(0, 20, (2, 60))
+    for y in (x[ends[0], 0] + x[ends[1], 1], (x[ends[0], 0] + x[ends[1], 1]).reshape(-1, 1)):
+        data = Data(x=x, edge_label_index=ends, edge_label=y.clone())
+        data.edge_label[3] = NAN
+        graph = as_graph(data)
+        assert (problem_of(graph), graph.y.shape) == ("link-regression", (60, 1))
+        assert graph.y[[0, 1], 0].tolist() == y.reshape(-1)[[0, 1]].tolist()
+        assert bool(graph.y[3].isnan())
+    whole = Data(x=x, edge_label_index=ends, edge_label=(torch.arange(60) % 2).float())
+    assert problem_of(as_graph(whole)) == "link-classification"
+    assert problem_of(as_graph(Data(x=x, edge_label_index=ends, edge_label=torch.arange(60)), numbers=True)) == (
+        "link-regression"
+    )
+    torch.save(data, tmp_path / "links.pt")
+    status, out, _ = evergraph("learn", tmp_path / "links.pt", "--checkpoint", tmp_path / "k", "--device", "cpu")
+    assert status == 0
+    assert "mean absolute error on held-out links" in out
+
+
+@pytest.mark.parametrize(("make", "level"), [("make_graph", "node"), ("make_graphs", "graph"), ("make_links", "link")])
+def test_numbers_among_classes_name_a_way_out_that_works(make: str, level: str) -> None:
+    x, edges, y = torch.randn(6, 2), torch.tensor([[0, 1], [1, 0]]), [0.5, 1.5]
+    given = {"node": (x[:2], edges), "graph": (x, edges, [0, 0, 0, 1, 1, 1]), "link": (x, edges)}[level]
+    with pytest.raises(eg.EvergraphError, match=rf"labels are not whole numbers.*columns=True in {make}$") as error:
+        getattr(eg, make)(*given, y)
+    assert ("--problem node-regression" in str(error.value)) == (level == "node")
+    assert problem_of(getattr(eg, make)(*given, y, columns=True)) == f"{level}-regression"
+
+
+@pytest.mark.parametrize("parts", [[], ["--parts", "2"]])
+def test_only_nodes_with_classes_are_converted(
+    parts: list[str], tmp_path: Path, evergraph: Callable[..., tuple[int, str, str]]
+) -> None:
+    x, edges = torch.randn(6, 2), torch.tensor([[0, 1], [1, 0]])
+    for data in (
+        Data(x=x, edge_index=edges, y=torch.rand(6)),
+        Data(x=x, edge_index=edges, y=torch.rand(6, 2)),
+        Data(x=x, edge_label_index=edges, edge_label=torch.rand(2)),
+    ):
+        torch.save(data, tmp_path / "numbers.pt")
+        status, out, error = evergraph("convert", tmp_path / "numbers.pt", tmp_path / "folder", *parts)
+        assert (status, out, error.count("\n")) == (2, "", 1)
+        assert error.endswith("only graphs whose examples are nodes with one class each can be converted\n")
+        assert not (tmp_path / "folder").exists()
 
 
 def test_odd_targets_of_graphs_are_one_line() -> None:
@@ -149,3 +196,65 @@ def test_a_learner_of_others_says_what_to_do(tmp_path: Path, evergraph: Callable
     status, _, err = evergraph("learn", tmp_path / "graphs.pt", *asked)
     assert status == 2
     assert "--problem graph-classification" in err
+
+
+def saved_list(objects: list[Data], path: Path) -> Path:
+    """Write graphs as PyG's own datasets do: joined into one object, with slices."""
+    InMemoryDataset.save(objects, str(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        [torch.tensor([number % 2]) for number in range(6)],
+        [("spam", "ham")[number % 2] for number in range(6)],
+        [torch.tensor([number / 4]) for number in range(6)],
+        [torch.tensor([[1.0, number % 2]]) for number in range(6)],
+        [number % 2 for number in range(6)],
+    ],
+)
+def test_a_dataset_saved_by_pyg_is_the_list_of_its_graphs(targets: list[Any], tmp_path: Path) -> None:
+    objects = graphs(targets)
+    for number, one in enumerate(objects):
+        one.year = 2000 + number
+    torch.save(objects, tmp_path / "list.pt")
+    listed, saved = as_graph(tmp_path / "list.pt"), as_graph(saved_list(objects, tmp_path / "saved.pt"))
+    assert (saved.level, saved.num_examples, saved.num_nodes) == ("graph", 6, sum(len(one.x) for one in objects))
+    assert torch.equal(saved.x, torch.cat([one.x for one in objects]))
+    assert torch.equal(saved.edge_index, listed.edge_index)
+    assert torch.equal(saved.y, listed.y)
+    assert saved.class_names == listed.class_names
+    assert saved.attributes["year"].values.tolist() == [2000, 2001, 2002, 2003, 2004, 2005]
+
+
+def test_a_dataset_of_one_graph_is_that_graph(tmp_path: Path) -> None:
+    (one,) = graphs([torch.tensor([0, 1, 1])])
+    ends = {key: torch.tensor([0, one[key].size(1 if key == "edge_index" else 0)]) for key in ("x", "edge_index", "y")}
+    torch.save((one, ends), tmp_path / "old.pt")  # PyG wrote slices of a single graph too, once
+    for path in (saved_list([one], tmp_path / "one.pt"), tmp_path / "old.pt"):
+        graph = as_graph(path)
+        assert (graph.level, graph.y.tolist()) == ("node", [0, 1, 1])
+        assert torch.equal(graph.x, one.x)
+
+
+def test_a_saved_tuple_of_graphs_is_a_list(tmp_path: Path) -> None:
+    objects = graphs([torch.tensor([0]), torch.tensor([1])])
+    torch.save(tuple(objects), tmp_path / "tuple.pt")
+    assert as_graph(tmp_path / "tuple.pt").num_examples == 2
+
+
+def test_a_saved_dataset_that_cannot_be_split_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(eg.EvergraphError, match=r"one label per node; such graphs are learned one at a time"):
+        as_graph(saved_list([*graphs([torch.zeros(3).long()]), *graphs([torch.ones(3).long()])], tmp_path / "nodes.pt"))
+    data, slices = InMemoryDataset.collate(graphs([torch.tensor([0]), torch.tensor([1])]))
+    assert slices is not None
+    for wrong in (
+        {**slices, "y": slices["y"][:2]},
+        {**slices, "x": slices["x"] + 100},
+        {**slices, "x": data.x},
+        {"x": [0, 3, 7]},
+    ):
+        torch.save((data.to_dict(), wrong, Data), tmp_path / "wrong.pt")
+        with pytest.raises(eg.EvergraphError, match=r"wrong\.pt: its slices do not say where each graph begins; save"):
+            as_graph(tmp_path / "wrong.pt")

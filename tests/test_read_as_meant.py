@@ -210,6 +210,20 @@ def test_masks_without_training_nodes_name_the_graph_and_the_way_out(evergraph: 
     assert "error: month, task 0: no training nodes; put some into the split (train_mask, or the column split" in error
 
 
+def test_masks_of_different_numbers_of_splits_are_refused(evergraph: Any, tmp_path: Path) -> None:
+    x, edges, y = np.eye(6), np.array([[0, 1], [1, 0]]), np.arange(6) % 2
+    nodes = np.arange(6)
+    masks = {"train_mask": np.tile(nodes[:, None] < 3, 10), "test_mask": np.tile(nodes[:, None] >= 3, 5)}
+    np.savez(tmp_path / "g.npz", x=x, edge_index=edges, y=y, **masks)
+    status, out, error = evergraph("learn", tmp_path / "g.npz", "--checkpoint", tmp_path / "k")
+    assert (status, out, error.count("\n")) == (2, "", 1)
+    assert "train_mask has shape (6, 10) and test_mask has shape (6, 5); give all masks as many columns" in error
+    np.savez(tmp_path / "g.npz", x=x, edge_index=edges, y=y, **{**masks, "test_mask": nodes >= 3})
+    splits = read_npz(tmp_path / "g.npz").splits  # one column serves all splits
+    assert splits is not None
+    assert splits.tolist() == [[0 if node < 3 else 2] * 10 for node in range(6)]
+
+
 def test_overlapping_masks_are_told_of() -> None:
     whole = torch.ones(NUMBER, dtype=torch.bool)
     with pytest.warns(EvergraphWarning, match="10 examples are in several masks"):

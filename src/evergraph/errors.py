@@ -20,6 +20,10 @@ class DivergedError(EvergraphError):
     """The loss or the parameters of a model are no longer finite."""
 
 
+class NumbersError(EvergraphError):
+    """Targets are numbers to predict where classes are expected."""
+
+
 class EvergraphWarning(UserWarning):
     """Says how an ambiguous input was interpreted. One line; the command line prints it on stderr."""
 

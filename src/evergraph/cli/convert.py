@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from evergraph.cli import common
+from evergraph.errors import NumbersError
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -33,10 +34,13 @@ def convert_command(
     learn` and `predict` reads some of the blocks.
     """
     from evergraph.data import find_graph
-    from evergraph.data.mapped import write_mapped
+    from evergraph.data.mapped import not_convertible, write_mapped
     from evergraph.data.parts import write_parts
 
-    graph, _ = find_graph(stream, data_root, False if directed else None)
+    try:
+        graph, _ = find_graph(stream, data_root, False if directed else None)
+    except NumbersError:
+        raise not_convertible(stream) from None
     if parts is None:
         write_mapped(graph, folder)
     else:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from evergraph.cli import common, parsing, together
 from evergraph.core.workers import join_workers, launched
-from evergraph.data import Graph, Task, find_graph
+from evergraph.data import Task, find_graph
 from evergraph.data.mapped import is_parts
 from evergraph.data.parts import read_parts, task_of_parts
 from evergraph.data.streams import about_numbers
@@ -24,10 +23,9 @@ from evergraph.errors import EvergraphError, in_a_list
 from evergraph.evaluation import METRICS
 from evergraph.methods import METHODS, make_method, parts_of, preferred_model
 from evergraph.models import make_model
-from evergraph.persistence.checkpoint import INDEX
 from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import Learner, Training
-from evergraph.training.description import describe
+from evergraph.training.description import describe, problem_learned
 from evergraph.training.driver import learn_in_folder
 from evergraph.training.learned_data import LearnedBefore, learned_before
 from evergraph.training.parts import accuracy_on_parts
@@ -81,8 +79,14 @@ def learn_command(
         raise EvergraphError("--patience needs validation nodes; leave --all-nodes out")
     join_workers()
     in_parts = is_parts(graph)
-    data = read_parts(graph)[0] if in_parts else _read(graph, options, checkpoint)
-    options["problem"] = options["problem"] or problem_of(data)
+    problem = options["problem"] or problem_learned(checkpoint)
+    undirected = False if options["directed"] else None
+    data = (
+        read_parts(graph)[0]
+        if in_parts
+        else find_graph(graph, options["data_root"], undirected, about_numbers(problem))[0]
+    )
+    options["problem"] = problem or problem_of(data)
     known, wanted = 0, {**options, "method": method, "seed": seed, "num_classes": num_classes}
     chosen = common.named_method(method or ("analytic" if in_parts else None), graph, options)
     tests = dict[str, Tensor]()
@@ -122,7 +126,7 @@ def learn_command(
                 numbers=learner.problem.kind == "numbers",
             )
         if not again and (before := learned_before(learner, task, data)) is not None:
-            _refuse_again(graph, task, before)
+            _refuse_again(graph, learner, task, before)
         return learner, task
 
     def test(learner: Learner) -> None:
@@ -145,6 +149,8 @@ def learn_command(
             )
         except _LearnedAlready as found:
             print(f"note: {found}; nothing was done", file=sys.stderr)
+            if json:
+                common.print_json({"checkpoint": str(checkpoint), **found.report(), "learned": False})
             return
     last, accuracy = learner.history[-1], learner.first_accuracies[-1]
     closed_form = common.is_closed_form(learner.method.title)
@@ -159,7 +165,8 @@ def learn_command(
         print(f"warning: a softmax over one class alone teaches nothing; {advice}", file=sys.stderr)
     if json:
         new = [name for name in last["classes"] if name in learner.classes_[known:]]
-        common.print_json({"checkpoint": str(checkpoint), **last, "new_classes": new, "test_accuracy": accuracy})
+        report = {**last, "new_classes": new, "test_accuracy": accuracy, "learned": True}
+        common.print_json({"checkpoint": str(checkpoint), **report})
         return
     level, metric = learner.problem.level, METRICS[learner.problem.metric]
     name, _, unit = metric.title.partition(" (%")
@@ -174,17 +181,34 @@ def learn_command(
 
 
 class _LearnedAlready(Exception):  # noqa: N818
-    """The learner has already learned the task and is left as it is."""
+    """The learner has already learned the task, in the tasks of these numbers, and is left as it is."""
+
+    def __init__(self, message: str, learner: Learner, numbers: list[int]) -> None:
+        super().__init__(message)
+        self.learner, self.numbers = learner, numbers
+
+    def report(self) -> dict[str, Any]:
+        """What `learn --json` printed of those tasks: of one as it was, of several together, without an accuracy."""
+        entries = [self.learner.history[number] for number in self.numbers]
+        accuracies = [self.learner.first_accuracies[number] for number in self.numbers]
+        return {
+            **entries[-1],
+            "classes": list(dict.fromkeys(name for entry in entries for name in entry["classes"])),
+            "nodes": sum(entry["nodes"] for entry in entries),
+            "new_classes": [],
+            "test_accuracy": accuracies[0] if len(accuracies) == 1 else None,
+        }
 
 
-def _refuse_again(graph: str, task: Task, before: LearnedBefore) -> None:
+def _refuse_again(graph: str, learner: Learner, task: Task, before: LearnedBefore) -> None:
     """Raise since examples would be learned twice without --again; the message names what is left to learn."""
     level, numbers = task.graph.level, " and ".join(str(number + 1) for number in before.numbers)
     gone = f" ({level}s forgotten since: {before.forgotten})" if before.forgotten else ""
     too = ", including what was forgotten" if before.forgotten else ""
     if before.whole or before.examples == before.total:
         where = f"as task {numbers}" if before.whole else f"in task {numbers}"
-        raise _LearnedAlready(f"{graph} was learned already, {where}{gone}; --again learns it again{too}")
+        said = f"{graph} was learned already, {where}{gone}; --again learns it again{too}"
+        raise _LearnedAlready(said, learner, before.numbers)
     names = ",".join(map(in_a_list, before.other_classes))
     others = f"--classes {shlex.quote(names)} learns the others, " if names else ""
     raise EvergraphError(
@@ -260,18 +284,6 @@ def _is_closed_form(about: dict[str, Any]) -> bool:
     """Whether a learner's method learns without epochs; False if the method is not registered here."""
     method = about["method"].get("name", "")
     return all(part in METHODS for part in parts_of(method)) and common.is_closed_form(method)
-
-
-def _read(graph: str, options: Mapping[str, Any], checkpoint: Path) -> Graph:
-    """Read the graph; its targets as numbers if --problem or the learner in the folder says so."""
-    read = partial(find_graph, graph, options["data_root"], False if options["directed"] else None)
-    try:
-        return read(about_numbers(options["problem"]))[0]
-    except EvergraphError:
-        known = not options["problem"] and (checkpoint / INDEX).exists() and describe(checkpoint)["problem"]
-        if not known or not about_numbers(known):
-            raise
-        return read(True)[0]
 
 
 def _was_given(context: typer.Context, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.sparse import Features, SparseMatrix
-from evergraph.errors import EvergraphError, first_line, shown, tell
+from evergraph.errors import EvergraphError, NumbersError, first_line, shown, tell
 
 ClassName = str | int
 MOST_CLASSES = 1_000_000  # a larger label is a mistake (a node number, a hash), not a class
@@ -104,15 +105,19 @@ def targets_and_names(
     class_names: Sequence[ClassName] | Mapping[Any, Any] | None,
     name: str,
     columns: bool = False,
+    level: str = "node",
 ) -> tuple[Tensor, list[ClassName]]:
-    """Check and convert the targets of examples and the names of their classes or columns."""
+    """Check and convert the targets of examples and the names of their classes or columns.
+
+    `level` says what an example is, for messages.
+    """
     if isinstance(class_names, (set, frozenset)):
         raise EvergraphError(f"{name}: class_names are a set, which has no order; give a list, or {{label: name}}")
-    values = None if y is None else as_array(y)
+    values = None if y is None else _truth_values(as_array(y), as_classes=class_names is None and not columns)
     if values is not None and values.dtype.kind in "OUS":
         return _text_labels(values, count, class_names, name)
     if values is None or not (columns or _several(values)):
-        labels = _labels(values, count, name)
+        labels = _labels(values, count, name, level)
         return labels, _class_names(class_names, labels, name)
     values = values.reshape(-1, 1) if values.ndim == 1 else values
     fits = values.ndim == 2 and values.shape[0] == count and values.dtype.kind in "fiub"
@@ -134,14 +139,46 @@ def targets_and_names(
     return labels, names
 
 
+def _truth_values(values: np.ndarray, *, as_classes: bool) -> np.ndarray:
+    """Return one truth value per example as the class `False` or `True`, else as 0 or 1; other values as they are."""
+    if values.dtype.kind not in "bO" or values.shape not in {(values.size,), (values.size, 1)}:
+        return values
+    listed = values.reshape(-1).tolist()
+    if not is_truth(listed):
+        return values
+    if as_classes:
+        return np.array(["" if is_missing(value) else str(bool(value)) for value in listed], dtype=object)
+    return np.array([np.nan if is_missing(value) else float(value) for value in listed]).reshape(values.shape)
+
+
+def is_truth(values: Iterable[Any]) -> bool:
+    """Whether values are truth values, some of which may be missing."""
+    known = [isinstance(value, (bool, np.bool_)) for value in values if not is_missing(value)]
+    return bool(known) and all(known)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a single value stands for none: None, NaN, or what pandas has for them."""
+    return (
+        value is None
+        or (isinstance(value, float) and math.isnan(value))
+        or type(value).__name__ in {"NAType", "NaTType"}
+    )
+
+
 def _several(values: np.ndarray) -> bool:
     """Whether targets are columns of labels or numbers; a single column of whole numbers holds classes."""
     if values.ndim != 2 or values.shape[1] != 1:
         return values.ndim == 2
+    return has_fractions(values)
+
+
+def has_fractions(values: np.ndarray) -> bool:
+    """Whether some values are finite numbers that are not whole: numbers to predict, not classes."""
     return values.dtype.kind == "f" and bool((values[np.isfinite(values)] % 1).any())
 
 
-def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
+def _labels(y: Any, num_nodes: int, name: str, level: str) -> Tensor:
     """Check and convert labels: one integer per node, -1 or more."""
     if y is None:
         return torch.full((num_nodes,), -1)
@@ -150,9 +187,10 @@ def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
     if values.dtype.kind == "f":
         values = np.where(np.isnan(values), -1, values)
     if values.dtype.kind not in "fiub" or (values.dtype.kind == "f" and not (values == np.floor(values)).all()):
-        raise EvergraphError(
+        fix = "Learner(problem='node-regression'), --problem node-regression; columns=True in make_graph"
+        raise NumbersError(
             f"{name}: labels are not whole numbers; give positions in class_names, -1 for no label; numbers to predict "
-            "are another problem: Learner(problem='node-regression'), --problem node-regression"
+            f"are another problem: {fix if level == 'node' else f'columns=True in make_{level}s'}"
         )
     largest = max(values.min(), values.max(), key=abs) if values.dtype.kind in "fu" and values.size else 0
     if abs(largest) >= 2**63:
@@ -206,9 +244,12 @@ def nearly_alike(names: Iterable[Any], others: Iterable[Any]) -> tuple[Any, Any]
 def as_known(names: Iterable[ClassName], known: Sequence[ClassName]) -> list[ClassName]:
     """Return names as they are known: 10 for '10', and the other way round, since a table's other labels decide which.
 
-    A name that is not known in either form stays as it is.
+    Where 0 and 1 are the only classes known, they are 'False' and 'True', which were called so in earlier versions. A
+    name that is not known in any form stays as it is.
     """
     exact, by_text = set(known), {str(name): name for name in known}
+    if exact <= {0, 1, "False", "True"}:
+        by_text = {str(bool(name)): name for name in exact & {0, 1}} | by_text
     return [name if name in exact else by_text.get(str(name), name) for name in names]
 
 

@@ -67,6 +67,9 @@ def masks_as_splits(data: Any, count: int, name: str) -> Tensor | None:
             raise EvergraphError(f"{name}: {part}_mask is not a mask over {count} examples")
         masks[part] = mask.unsqueeze(1) if mask.dim() == 1 else mask
     columns = max(mask.size(1) for mask in masks.values())
+    if any(mask.size(1) not in (1, columns) for mask in masks.values()):
+        shapes = " and ".join(f"{part}_mask has shape {tuple(mask.shape)}" for part, mask in masks.items())
+        raise EvergraphError(f"{name}: {shapes}; give all masks as many columns, one per split, or a single one")
     masks = {part: mask.expand(-1, columns) for part, mask in masks.items()}
     if "train" not in masks:
         given_names = " and ".join(f"{part}_mask" for part in masks)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evergraph.data.arrays import as_array, read_edges
+from evergraph.data.arrays import as_array, has_fractions, read_edges
 from evergraph.data.attributes import extra_values, masks_as_splits, tell_of_edge_features
 from evergraph.data.examples import make_graphs, make_links
 from evergraph.data.graph import NEEDED, Graph, from_pyg
@@ -102,9 +102,11 @@ def _targets(values: list[Any], sizes: list[int], name: str) -> tuple[np.ndarray
         )
     if len({row.numel() for row in rows}) > 1:
         raise EvergraphError(f"{name}: graphs have targets of different sizes; give each as many")
+    if all(row.dtype == torch.bool and row.dim() < 2 and row.numel() == 1 for row in rows):
+        return np.array([None if value is None else bool(value) for value in values], dtype=object), False
     targets = np.full((len(values), rows[0].numel()), np.nan)
     targets[known] = torch.stack([row.reshape(-1).double() for row in rows]).numpy()
-    whole = targets.shape[1] == 1 and rows[0].dim() < 2 and not (targets[np.isfinite(targets)] % 1).any()
+    whole = targets.shape[1] == 1 and rows[0].dim() < 2 and not has_fractions(targets)
     return (targets.reshape(-1), False) if whole else (targets, True)
 
 
@@ -127,7 +129,8 @@ def from_links(data: Any, *, name: str = "links", numbers: bool = False) -> Grap
     """Make a `Graph` from a PyG `Data` object whose examples are the links `edge_label_index` (targets: `edge_label`).
 
     Every other tensor with a number for each link becomes an attribute (`edge_year` under the name `year`, and so on);
-    `train_mask`, `val_mask` and `test_mask` over the links become their split.
+    `train_mask`, `val_mask` and `test_mask` over the links become their split. Targets with fractions are numbers to
+    predict; whole ones are with `numbers`, else they are classes.
     """
     if getattr(data, "x", None) is None:
         raise EvergraphError(f"{name}: the PyG object has no x; evergraph needs features of the nodes")
@@ -139,15 +142,16 @@ def from_links(data: Any, *, name: str = "links", numbers: bool = False) -> Grap
     if count == as_array(data.x).shape[0]:  # node tensors would have the same length
         known = {key: value for key, value in known.items() if key.startswith("edge_")}
     masks = [getattr(data, f"{part}_mask", None) for part in ("train", "val", "test")]
+    targets = getattr(data, "edge_label", None)
     over_links = any(mask is not None and len(mask) == count for mask in masks)
     return make_links(
         data.x,
         data.edge_label_index,
-        getattr(data, "edge_label", None),
+        targets,
         edge_index=getattr(data, "edge_index", None),
         class_names=getattr(data, "class_names", None),
         name=name,
         attributes={key.removeprefix("edge_"): value for key, value in known.items()},
         splits=masks_as_splits(data, count, name) if over_links else None,
-        columns=numbers and getattr(data, "edge_label", None) is not None,
+        columns=targets is not None and (numbers or has_fractions(as_array(targets))),
     )

@@ -77,7 +77,7 @@ def make_graphs(
         raise EvergraphError(f"{name}: an edge joins nodes of two graphs; graphs are examples of their own")
     indptr = torch.as_tensor(np.searchsorted(owner, np.arange(count + 1)))
     members = SparseMatrix(indptr, torch.arange(owner.size), torch.ones(owner.size), owner.size)
-    targets, names = targets_and_names(y, count, class_names, name, columns)
+    targets, names = targets_and_names(y, count, class_names, name, columns, "graph")
     return nodes.altered(
         y=targets,
         class_names=names,
@@ -119,7 +119,7 @@ def make_links(
     count = pairs.shape[1]
     if negatives:
         y, columns, class_names = np.ones((count, 1), np.float32), True, class_names or ["link"]
-    targets, names = targets_and_names(y, count, class_names, name, columns)
+    targets, names = targets_and_names(y, count, class_names, name, columns, "link")
     return nodes.altered(
         y=targets,
         class_names=names,
@@ -144,12 +144,18 @@ def with_links(graph: Graph, links: Any) -> Graph:
     not along those to predict, in either direction. A task's graph already has its known links as edges.
     """
     links = torch.as_tensor(read_edges(links, graph.num_nodes, graph.name, "links")).long()
-    if graph.level == "link" and graph.members is not None and not graph.along_links:
-        known = _pair_numbers(graph.members.indices.view(-1, 2).T, graph)
-        graph = with_training_edges(graph, (~torch.isin(known, _both_ways(links, graph))).nonzero().flatten())
+    if graph.level == "link" and not graph.along_links:
+        graph = with_other_links(graph, links)
     y = graph.y.new_full((links.size(1), *graph.y.shape[1:]), -1 if graph.has_classes else torch.nan)
     members = _pairs(links, graph.num_nodes)
     return graph.altered(y=y, members=members, level="link", attributes={}, splits=None)
+
+
+def with_other_links(graph: Graph, asked: Tensor) -> Graph:
+    """Add the graph's own links as edges, except the pairs asked for, `(2, number)`, in either direction."""
+    assert graph.members is not None
+    own = _pair_numbers(graph.members.indices.view(-1, 2).T, graph)
+    return with_training_edges(graph, (~torch.isin(own, _both_ways(asked, graph))).nonzero().flatten())
 
 
 def link_ends(graph: Graph, links: Tensor) -> Tensor | None:

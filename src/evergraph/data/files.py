@@ -19,6 +19,7 @@ import torch
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data.arrays import native
 from evergraph.data.attributes import masks_as_splits
+from evergraph.data.collated import saved_objects
 from evergraph.data.conversion import from_objects
 from evergraph.data.examples import with_numbers
 from evergraph.data.from_networkx import from_networkx, is_networkx
@@ -194,7 +195,10 @@ def _attributes(parts: dict[str, np.ndarray]) -> Any:
 
 
 def read_saved_data(path: str | Path, *, undirected: bool | None = None, numbers: bool = False) -> Graph:
-    """Read a graph saved with `torch.save(data, path)`, with torch's loader that executes nothing."""
+    """Read what `torch.save` wrote, with torch's loader that executes nothing.
+
+    It is a PyG `Data` object, a list of them, or what PyG's `InMemoryDataset.save` writes.
+    """
     from torch_geometric.data import Data
 
     path = Path(path)
@@ -208,8 +212,8 @@ def read_saved_data(path: str | Path, *, undirected: bool | None = None, numbers
                 f"{path}: holds {found[1]}, refused because it could execute code; save a PyG Data object of tensors"
             ) from None
         raise EvergraphError(f"{path}: damaged, or not a PyG Data object written by torch.save") from None
-    if isinstance(data, tuple) and data:  # PyG's InMemoryDataset.save writes (data, slices, class)
-        data = data[0]
+    if isinstance(data, tuple) and data:
+        data = saved_objects(data, path)
     made = Data.from_dict(data) if isinstance(data, dict) else data
     return from_objects(made, undirected=undirected, name=path.stem, numbers=numbers)
 

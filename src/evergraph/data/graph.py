@@ -226,7 +226,8 @@ def make_graph(
         x: features, one row per node: a tensor or an array, dense or sparse.
         edge_index: `(2, num_edges)`, sources above targets.
         y: labels as positions in `class_names`, -1 or NaN for unlabelled nodes, or as text, empty for unlabelled nodes;
-            None if no node is labelled. A matrix with one row per node holds several labels (0 or 1) or numbers of
+            None if no node is labelled. Truth values are the classes `False` and `True` unless there are `class_names`;
+            None or NaN for unlabelled nodes. A matrix with one row per node holds several labels (0 or 1) or numbers of
             each, NaN where unknown.
         edge_weight: a non-negative number for each edge, with which models propagate.
         class_names: names of the classes, as a list, or as a dictionary from labels to names or from names to labels;

@@ -65,10 +65,15 @@ EdgeBlocks = Callable[[], Iterable[np.ndarray]]
 """Function that returns the same (2, number of edges) blocks, sources above targets, every time it is called."""
 
 
+def not_convertible(name: str) -> EvergraphError:
+    """Return the error for a graph that has other examples than nodes, or other targets than classes."""
+    return EvergraphError(f"{name}: only graphs whose examples are nodes with one class each can be converted")
+
+
 def write_mapped(graph: Graph, folder: str | Path) -> Path:
     """Write a graph that is in memory to a folder of mapped arrays; its examples must be nodes with classes."""
     if graph.level != "node" or not graph.has_classes:
-        raise EvergraphError(f"{graph.name}: only graphs whose examples are nodes with one class each can be mapped")
+        raise not_convertible(graph.name)
     with new_folder(folder) as path:
         arrays: dict[str, Tensor] = {"indptr": graph.adjacency.indptr, "indices": graph.adjacency.indices}
         if bool((graph.adjacency.values != 1).any()):

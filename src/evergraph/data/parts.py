@@ -23,7 +23,7 @@ from evergraph.data.arrangement import given_split, split_what_can_be, trained_c
 from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph
 from evergraph.data.mapped import PARTS_HEADER as HEADER
-from evergraph.data.mapped import Described, Known, map_array, new_folder
+from evergraph.data.mapped import Described, Known, map_array, new_folder, not_convertible
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError, first_line, no_such_class
 from evergraph.persistence.files import file_hash
@@ -80,7 +80,7 @@ def write_parts(graph: Graph, folder: str | Path, parts: PositiveInt, seed: int 
         seed: seed of the split, if the data has none of its own.
     """
     if graph.level != "node" or not graph.has_classes:
-        raise EvergraphError(f"{graph.name}: only graphs whose examples are nodes with one class each can be divided")
+        raise not_convertible(graph.name)
     if parts > graph.num_nodes:
         raise EvergraphError(f"{graph.name}: --parts {parts} is more than its {graph.num_nodes} nodes")
     split = _split(graph, seed)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from evergraph.data.arrays import as_array
+from evergraph.data.arrays import as_array, is_missing, is_truth
 from evergraph.errors import EvergraphError, first_line, shown, tell
 from evergraph.persistence.reading import regular_file
 
@@ -30,11 +30,17 @@ class Columns(dict[str, np.ndarray]):
     Args:
         columns: the columns.
         cells: verbatim cells of a text file, since names of nodes and classes are not numbers.
+        truth: names of the columns of truth values, which are numbers as features, and names as classes.
     """
 
-    def __init__(self, columns: Mapping[str, np.ndarray], cells: Mapping[str, list[str]] | None = None) -> None:
+    def __init__(
+        self,
+        columns: Mapping[str, np.ndarray],
+        cells: Mapping[str, list[str]] | None = None,
+        truth: Collection[str] = (),
+    ) -> None:
         super().__init__(columns)
-        self._cells = cells or {}
+        self._cells, self._truth = cells or {}, truth
 
     @property
     def is_text(self) -> bool:
@@ -49,11 +55,13 @@ class Columns(dict[str, np.ndarray]):
         return np.array(cells, dtype=object)
 
     def labels(self, column: str, name: str) -> np.ndarray:
-        """Return a column of classes as written; as numbers if every non-empty cell is one.
+        """Return a column of classes as written; as numbers if every non-empty cell is one, or as truth values.
 
         Warns if a class has a name that stands for a missing number elsewhere.
         """
         cells, values = self._cells.get(column), self[column]
+        if column in self._truth:
+            return np.array([None if value != value else bool(value) for value in values.tolist()], dtype=object)
         if cells is None or not any(cell.lower() not in MISSING for cell in cells):
             return values
         if values.dtype.kind in "fi" and all(_is_plain(cell) for cell in cells if DIGITS.fullmatch(cell)):
@@ -93,7 +101,9 @@ def read_table(table: Any, name: str, index: Sequence[str] = ()) -> Columns:
         raise EvergraphError(
             f"{name}: {shown(table)} is not a table; give a .csv or .parquet file, a data frame or a dictionary"
         )
-    found = Columns({str(key): _column(values, f"{name}: column {str(key)!r}") for key, values in columns.items()})
+    listed = {str(key): _listed(values, f"{name}: column {str(key)!r}") for key, values in columns.items()}
+    truth = [key for key, values in listed.items() if is_truth(values)]
+    found = Columns({key: _column(values) for key, values in listed.items()}, truth=truth)
     _check_lengths(found, name)
     return found
 
@@ -165,29 +175,26 @@ def _parsed(cells: list[str]) -> np.ndarray:
     return np.array(["" if gone else cell for cell, gone in zip(cells, empty)], dtype=object)
 
 
-def _column(values: Any, name: str) -> np.ndarray:
-    """Convert a data frame's column to numbers, or to text objects with `""` where missing."""
+def _listed(values: Any, name: str) -> Sequence[Any]:
+    """List the values of a data frame's column."""
     if hasattr(values, "to_pylist"):  # pyarrow
         values = values.to_pylist()
     listed = values.tolist() if hasattr(values, "tolist") else values
     if not isinstance(listed, (list, tuple)):
         raise EvergraphError(f"{name}: {shown(values)} is not a list of values")
+    return listed
+
+
+def _column(listed: Sequence[Any]) -> np.ndarray:
+    """Convert values to numbers, or to text objects with `""` where missing."""
     if any(isinstance(value, str) for value in listed):
-        return np.array(["" if _is_missing(value) else str(value) for value in listed], dtype=object)
+        return np.array(["" if is_missing(value) else str(value) for value in listed], dtype=object)
     if any(isinstance(value, (list, tuple, np.ndarray)) for value in listed):
         return as_array(listed)
-    if any(_is_missing(value) for value in listed):
-        listed = [math.nan if _is_missing(value) else value for value in listed]
+    if any(is_missing(value) for value in listed):
+        listed = [math.nan if is_missing(value) else value for value in listed]
     array = as_array(listed)
     return array if array.dtype.kind in "fiub" else np.array([str(value) for value in listed], dtype=object)
-
-
-def _is_missing(value: Any) -> bool:
-    return (
-        value is None
-        or (isinstance(value, float) and math.isnan(value))
-        or type(value).__name__ in {"NAType", "NaTType"}
-    )
 
 
 def _check_lengths(columns: Columns, name: str) -> None:

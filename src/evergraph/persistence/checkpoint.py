@@ -122,6 +122,12 @@ def read_index(folder: str | Path) -> dict[str, Any]:
     return index
 
 
+def read_plain(folder: str | Path, key: str) -> Any:
+    """Read a plain value at the top of a checkpoint's tree from its index alone; None if the tree has no such key."""
+    tree = read_index(folder).get("tree")
+    return dict(tree["$items"]).get(key) if isinstance(tree, dict) and "$items" in tree else None
+
+
 def remove_tree(folder: str | Path) -> None:
     """Remove a checkpoint, its index first, so that no partial one is ever found."""
     folder = Path(folder)

@@ -9,7 +9,8 @@ from evergraph.errors import EvergraphError, first_line
 from evergraph.methods import METHODS, make_method
 from evergraph.methods.access import Access
 from evergraph.methods.state import count_bytes
-from evergraph.persistence.checkpoint import INDEX, load_tree, read_index
+from evergraph.persistence.checkpoint import INDEX, load_tree, read_index, read_plain
+from evergraph.persistence.reading import exists
 from evergraph.problems import PROBLEMS
 from evergraph.training.card import learner_card
 from evergraph.training.driver import UNFINISHED
@@ -52,6 +53,11 @@ def describe(folder: str | Path) -> dict[str, Any]:
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise EvergraphError(f"{folder}: the checkpoint does not fit this evergraph ({first_line(error)})") from None
+
+
+def problem_learned(folder: str | Path) -> str | None:
+    """Name of the problem of the learner saved in a folder; None if there is no learner."""
+    return read_plain(folder, "problem") if exists(Path(folder) / INDEX) else None
 
 
 def _scaled_columns(tree: dict[str, Any]) -> list[str]:

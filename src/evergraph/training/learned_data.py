@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,9 +111,9 @@ def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> 
         task: the task to be learned.
         graph: the graph that the task was made from by `Task.of`: other tasks made from it are found too.
     """
-    mark, train = task.mark(), _given(task, graph)
+    marks, train = {same.mark() for same in _as_named(learner, task)}, _given(task, graph)
     for number, record in enumerate(learner.records):
-        if mark in (record["mark"], record.get("given")):
+        if marks & {record["mark"], record.get("given")}:
             return LearnedBefore([number], train.numel(), train.numel(), len(_forgotten(record)), True, [])
     if graph is None or graph.rows is not None:
         return None
@@ -142,6 +142,11 @@ def without_forgotten(learner: Learner, task: Task) -> Task:
     """Return the task as the learner knows it: if it was learned, without the examples forgotten since."""
     learned = learned_from(learner, task)
     return task if learned is None else learned.task()
+
+
+def tasks_learned_from(learner: Learner, graph: Graph) -> list[Task]:
+    """Tasks that `learn` made from a graph, as the learner knows them; empty if it did not learn from the graph."""
+    return [learned.task() for learned in _matches(learner, graph)]
 
 
 def classes_given(learner: Learner, number: int) -> list[ClassName]:
@@ -265,9 +270,9 @@ def first_graph(learner: Learner, data: Any) -> Graph:
 
 def _matches(learner: Learner, piece: Any) -> Iterator[Learned]:
     nothing = torch.empty(0, dtype=torch.long)
-    graph = None if isinstance(piece, Task) else as_graph(piece)
+    named = list(_as_named(learner, piece if isinstance(piece, Task) else as_graph(piece)))
     for number, record in enumerate(learner.records):
-        for task in [piece] if graph is None else _as_learned(learner, graph, number):
+        for task in (task for data in named for task in _as_learned(learner, data, number)):
             if "given" not in record and _sizes(task) != record.get("examples", _sizes(task)):
                 continue  # ruled out without reading all of the data
             if task.mark() == record["mark"]:
@@ -277,8 +282,22 @@ def _matches(learner: Learner, piece: Any) -> Iterator[Learned]:
                 yield Learned(number, task, **forgotten)
 
 
-def _as_learned(learner: Learner, graph: Graph, number: int) -> Iterator[Task]:
-    """Yield the tasks that `learn` may have made from a graph, with and without examples held out."""
+def _as_named(learner: Learner, data: Any) -> Iterator[Any]:
+    """Yield a task or graph as it is and, if the learner calls its truth values 0 and 1, with these as class names."""
+    yield data
+    graph = data.graph if isinstance(data, Task) else data
+    names = as_known(graph.class_names, learner.classes_)
+    if list(map(str, names)) != list(map(str, graph.class_names)):
+        renamed = graph.altered(class_names=names)
+        yield replace(data, graph=renamed) if isinstance(data, Task) else renamed
+
+
+def _as_learned(learner: Learner, data: Task | Graph, number: int) -> Iterator[Task]:
+    """Yield a task itself, or those that `learn` may have made from a graph, with and without examples held out."""
+    if isinstance(data, Task):
+        yield data
+        return
+    graph = data
     names = classes_given(learner, number)
     if graph.has_classes and not set(names) <= set(as_known(graph.class_names, names)):
         return

@@ -267,7 +267,8 @@ class Learner(metaclass=Checked):
                 and not read.
             nodes: the examples (nodes, graphs, links) asked for, all by default: a list of ids if the graph has ids,
                 else of indices; a tensor of indices (rows, from 0), whether it has ids or not; or a mask over all.
-                Where examples are links, pairs of nodes `(2, number)` may be asked for.
+                Where examples are links, pairs of nodes `(2, number)` may be asked for; messages pass along links that
+                are not asked for or, if all are, along those that the learner trained on.
             classes: choose among these classes only; among all classes met by default.
             unknown: flag examples that look like no class learned, in `prediction.unknown`; at most this share of
                 examples of known classes is flagged with them.

@@ -107,11 +107,19 @@ def check_fit(learner: Learner, task: Task) -> None:
     check_features(learner, task.graph)
     if not learner.in_mid_task:
         fresh = new_names(learner.classes_, task)  # raises if two of them have one name
+        _tell_of_truth_values(learner, task)
         if pair := nearly_alike(fresh, learner.classes_):
             tell(
                 f"{task.graph.name}: class {pair[0]!r} is new, and the learner knows {pair[1]!r}; if they are one, "
                 "write its name in one way"
             )
+
+
+def _tell_of_truth_values(learner: Learner, task: Task) -> None:
+    """Warn if the learner calls classes that are truth values 0 and 1, as earlier versions did."""
+    pairs = zip(task.class_names, as_known(task.class_names, learner.classes_))
+    if renamed := [f"{name} is its class {known}" for name, known in pairs if str(name) != str(known)]:
+        tell(f"{task.graph.name}: the learner calls truth values by numbers: {' and '.join(renamed)}")
 
 
 def _say_if_uneven(model: GraphModel, graph: Graph) -> None:

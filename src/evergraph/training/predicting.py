@@ -17,6 +17,7 @@ from evergraph.evaluation import METRICS
 from evergraph.methods import View
 from evergraph.training.evidence import strangeness
 from evergraph.training.inputs import chosen_examples, chosen_units, example_ids, is_pairs
+from evergraph.training.known_links import with_known_links
 from evergraph.training.unknown import familiar_of, in_words
 
 if TYPE_CHECKING:
@@ -104,19 +105,21 @@ def predict(
 
 
 def asked(learner: Learner, graph: Graph | Any, nodes: Any) -> tuple[Graph, Tensor]:
-    """Return the graph, and the indices of the examples asked for."""
+    """Return the graph, with its known links as edges where examples are links, and the examples asked for."""
     if not learner.num_tasks or learner.model.in_channels is None:
         raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
     graph = as_graph(graph, numbers=learner.problem.kind == "numbers" and not isinstance(graph, Graph))
     check_features(learner, graph)
     tell_of_directions(learner, graph)
-    if learner.problem.level == "link" and is_pairs(nodes):
+    pairs = learner.problem.level == "link" and is_pairs(nodes)
+    if pairs:
         graph, nodes = with_links(graph, nodes), None
     if graph.level != learner.problem.level:
         raise EvergraphError(
             f"{graph.name} has {graph.level}s as examples, and the learner predicts {learner.problem.level}s"
         )
-    return graph, chosen_examples(nodes, graph)
+    chosen = chosen_examples(nodes, graph)
+    return graph if pairs else with_known_links(learner, graph, chosen), chosen
 
 
 def check_features(learner: Learner, graph: Graph) -> None:
