@@ -150,7 +150,8 @@ def test_whole_numbers_are_learned_on_as_numbers_and_minus_one_is_one_of_them(ev
         x = rng.normal(size=(100, 3))
         y = np.clip(np.round(x[:, 0]), -1, 3).astype(int)
         assert 0 < (y == -1).sum() < 100
-        np.savez(tmp_path / f"{month}.npz", x=x, edge_index=np.stack([np.arange(99), np.arange(1, 100)]), y=y)
+        edges = np.stack([np.arange(99), np.arange(1, 100)])
+        np.savez(tmp_path / f"{month}.npz", x=x, edge_index=np.hstack([edges, edges[::-1]]), y=y)
         rows = [",".join(map(str, (*row, label))) for row, label in zip(x.tolist(), y.tolist())]
         (tmp_path / f"{month}.csv").write_text("\n".join(["a,b,c,label", *rows]))
         months.append(f"{tmp_path / month}{ending}{':edges=none' * (ending == '.csv')}")
