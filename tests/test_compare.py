@@ -22,6 +22,7 @@ from torch_geometric.data import Data
 import evergraph as eg
 from evergraph.data.datasets.sbm import sbm
 from evergraph.evaluation.significance import paired_p, within_noise
+from evergraph.experiments import plots
 from evergraph.experiments.latex import escape
 from evergraph.experiments.method_table import latex, markdown, method_table, table_as_csv
 from evergraph.experiments.report.collect import find_runs, read_runs
@@ -200,6 +201,52 @@ def test_a_comparison_over_streams_is_written_as_markdown_latex_and_csv(evergrap
     assert sum(row["best"] == "True" for row in rows) == 2
     assert (tmp_path / "here/methods.md").read_text().count("|---") == 1
     assert "methods and streams: here/methods.md" in evergraph(*words, "--resume")[1]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
+    """The panels of `heatmaps.png`, in place of the file."""
+    panels: list = []
+
+    def keep(figure, path: Path) -> Path:
+        panels.extend(axis for axis in figure.axes if axis.get_title())
+        return path
+
+    monkeypatch.setattr(plots, "save", keep)
+    monkeypatch.setattr("evergraph.cli.compare.heatmaps", plots.heatmaps)
+    return panels
+
+
+def test_every_matrix_of_a_comparison_is_a_panel_that_says_what_it_is(evergraph, drawn: list) -> None:
+    words = ["--methods", "finetune", "--seeds", "1", *QUICK, "--out", "here", "--json", "--test-graph", "task,seen"]
+    status, out, _ = evergraph("compare", *STREAMS, *words, "--order", "labelled", "--order", "random:1")
+    assert status == 0
+    titles = [panel.get_title().rpartition("\n") for panel in drawn]
+    assert ["".join(title[0].split()) for title in titles] == [  # in lines as long as the panel is wide
+        f"finetune(stream{stream},order{order},test_graph{graph})"
+        for stream in STREAMS
+        for order in ("labelled", "random:1")
+        for graph in ("task", "seen")
+    ]
+    means = [(one["ap"]["mean"], one["af"]["mean"]) for one in json.loads(out)["results"]]
+    assert [title[2] for title in titles] == [f"AP {ap:z.1f}   AF {af:z.1f}" for ap, af in means]
+
+
+def test_heatmaps_of_several_metrics_have_a_scale_and_digits_each(drawn: list) -> None:
+    accuracies = {**result("ewc", "a", [90]), "ap": {"mean": 90}, "af": {"mean": -0.04}}
+    errors = {**result("ewc", "b", [0.38]), "ap": {"mean": 0.38}, "af": {"mean": -0.03}}
+    errors["protocol"] = {**errors["protocol"], "metric": "mae"}
+    plots.heatmaps([accuracies, errors], "heatmaps.png")
+    assert [panel.get_title() for panel in drawn] == [
+        "ewc (stream a)\nAP 90.0   AF 0.0",
+        "ewc (stream b)\nAP 0.380   AF -0.030",
+    ]
+    assert [panel.texts[0].get_text() for panel in drawn] == ["90", "0.38"]
+    assert [panel.get_xlabel() for panel in drawn] == ["accuracy on task", "mean absolute error on task"]
+    assert drawn[0].images[0].get_clim() == (0, 100)
+    assert drawn[1].images[0].get_clim()[1] < 2
+    bars = [axis.get_ylabel() for axis in drawn[0].figure.axes if not axis.get_title()]
+    assert bars == ["accuracy (%)", "mean absolute error"]
 
 
 def test_with_nothing_to_search_a_tuned_comparison_is_a_comparison(evergraph, tmp_path: Path) -> None:

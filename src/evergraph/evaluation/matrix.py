@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,6 +123,12 @@ SUMMARIES.register(Summary("anytime", "Anytime", "AP averaged over the whole str
 SUMMARIES.register(
     Summary("learning", "When learned", "Mean over tasks, each right after it was learned.", learning_accuracy)
 )
+
+
+def decimal_places(values: Iterable[float], significant: int = 3) -> int:
+    """Number of decimal places (at most 9) that gives the largest value this many significant digits."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    return min(max(significant - 1 - math.floor(math.log10(largest)), 0), 9) if largest else 1
 
 
 def mean_std(values: Sequence[float]) -> dict[str, float]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evergraph.evaluation import METRICS, SUMMARIES, mean_std, within_noise
+from evergraph.evaluation import METRICS, SUMMARIES, decimal_places, mean_std, within_noise
 from evergraph.evaluation.significance import FEWEST
 from evergraph.experiments import told
 from evergraph.experiments.comparison import row_label, settings_apart, stream_titles
@@ -123,18 +122,12 @@ def method_table(
         best = max(total, key=total.__getitem__, default=None)
         enough = len(shared) >= FEWEST
         tied = within_noise(rivals, best) if best is not None and enough else {}
-        digits = 1 if percent[title] else _digits([value for runs in column.values() for value in runs.values()])
+        digits = 1 if percent[title] else decimal_places(value for runs in column.values() for value in runs.values())
         for method in methods:
             runs = column.get(method)
             marks = method == best, tied.get(method, False if enough else None)
             rows[method].append(None if runs is None else Entry(list(runs.values()), *marks, digits))
     return MethodTable(list(found), rows, apart, measure, all(percent.values()), told.undeclared(results))
-
-
-def _digits(values: Sequence[float]) -> int:
-    """Number of decimal places (at most 9) that gives the largest value three significant digits."""
-    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    return min(max(2 - math.floor(math.log10(largest)), 0), 9) if largest else 1
 
 
 def markdown(table: MethodTable) -> str:

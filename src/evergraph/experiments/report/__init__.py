@@ -19,10 +19,11 @@ from evergraph.core.settings import checked, settings_of
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import mean_std
 from evergraph.experiments.comparison import settings_apart
+from evergraph.experiments.labels import flat
 from evergraph.experiments.method_table import method_table
 from evergraph.experiments.plots import FIGURES, common_metric, draw, value_limits
 from evergraph.experiments.report.answer import answers
-from evergraph.experiments.report.collect import find_runs, flat, read_runs, summary_titles
+from evergraph.experiments.report.collect import find_runs, read_runs, summary_titles
 from evergraph.persistence.files import make_folder, write_atomically
 from evergraph.training import Training
 from evergraph.version import __version__
