@@ -16,13 +16,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from scipy import stats
 from torch_geometric.data import Data
 
 import evergraph as eg
+from evergraph.cli.tables import methods_and_streams
 from evergraph.data.datasets.sbm import sbm
 from evergraph.evaluation.significance import paired_p, within_noise
-from evergraph.experiments import plots
+from evergraph.experiments import comparison, plots
+from evergraph.experiments.comparison import table_rows
 from evergraph.experiments.latex import escape
 from evergraph.experiments.method_table import latex, markdown, method_table, table_as_csv
 from evergraph.experiments.report.collect import find_runs, read_runs
@@ -177,6 +180,41 @@ def test_significance_is_paired_and_corrected() -> None:
     assert paired_p([2, 3, 4], [1, 2, 3]) == 0
     assert paired_p([99, 98], [13, 18]) is None  # two pairs would be called alike
     assert within_noise({"a": [1.0], "b": [2.0]}, "b") == {"a": None, "b": True}
+
+
+def errors_of(stream: str) -> list[dict]:
+    """Two methods on a stream whose metric is an error."""
+    found = [result("good", stream, [0.38, 0.4, 0.41]), result("bad", stream, [0.8, 0.82, 0.81])]
+    return [{**one, "protocol": {**one["protocol"], "metric": "mae"}} for one in found]
+
+
+def test_the_table_of_methods_names_a_metric_other_than_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+    errors = method_table(errors_of("a"))
+    for text in (markdown(errors), latex(errors)):
+        assert "AP: mean absolute error, lower is better. Mean ±" in text
+    Console(width=200).print(methods_and_streams(errors))
+    assert "AP: mean absolute error, lower is better. Mean ±" in " ".join(capsys.readouterr().out.split())
+    forgetting = method_table(errors_of("a"), "af")
+    assert markdown(forgetting).startswith("AF: mean absolute error. ")  # more is better, as always
+    mixed = method_table([*RESULTS[:3], *errors_of("b")])
+    assert "| method | a: accuracy (%) | b: mean absolute error, lower is better |" in markdown(mixed)
+    assert r"Method & a: accuracy (\%) & b: mean absolute error, lower is better \\" in latex(mixed)
+    assert markdown(mixed).startswith("AP. Mean")
+    rows = list(csv.DictReader(io.StringIO(table_as_csv(mixed))))
+    assert {(row["stream"], row["metric"]) for row in rows} == {("a", "accuracy"), ("b", "mae")}
+    plain = method_table(RESULTS)
+    assert (plain.columns, markdown(plain)[:8]) == (["a", "b"], "AP. Mean")
+
+
+def test_the_table_of_rows_names_a_metric_other_than_accuracy() -> None:
+    spent = {"seconds": 1.0, "kept_bytes": [[0]], "metrics": {key: {"values": [0.5] * 3} for key in ("ap", "af")}}
+    rows = table_rows({**one, **spent} for one in [*RESULTS[1:3], *errors_of("b")])
+    cells = [line.split(" | ") for line in comparison.markdown(rows).splitlines()]
+    assert cells[0][4] == "metric"
+    assert [row[4] for row in cells[2:]] == ["accuracy (%)"] * 2 + ["mean absolute error, lower is better"] * 2
+    assert "metric" not in comparison.markdown(rows[:2])
+    table = list(csv.DictReader(io.StringIO(comparison.table_as_csv(rows))))
+    assert [row["metric"] for row in table] == ["accuracy"] * 2 + ["mae"] * 2
 
 
 def test_holm_counts_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:

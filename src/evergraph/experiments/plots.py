@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import re
 import textwrap
 import threading
 from collections.abc import Callable, Sequence
@@ -14,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evergraph.evaluation import METRICS, SUMMARIES, as_array, average_performance, decimal_places, mean_std
+from evergraph.evaluation import SUMMARIES, as_array, average_performance, decimal_places, mean_std
 from evergraph.experiments.comparison import stream_titles
 from evergraph.experiments.labels import labels
+from evergraph.experiments.metric_titles import common_metric, describe_metric
 from evergraph.persistence.files import write_atomically
 
 if TYPE_CHECKING:
@@ -38,28 +38,6 @@ TITLE_WIDTH = 44  # characters in a line of a panel's title
 def get_ready() -> None:
     """Import matplotlib's backend in a background thread, while runs are in progress."""
     threading.Thread(target=importlib.import_module, args=("matplotlib.backends.backend_agg",), daemon=True).start()
-
-
-def describe_metric(result: dict[str, Any]) -> dict[str, Any]:
-    """Describe the metric of a result's matrices: name, title, the title's quantity and unit, and which way is better.
-
-    Results of version 0.1 name no metric and hold accuracies. The title of an unregistered metric is its name.
-    """
-    name = str(result.get("protocol", {}).get("metric", "accuracy"))
-    metric = METRICS.get(name)
-    title = name if metric is None else metric.title
-    parts = re.fullmatch(r"(.+) \(([^()]+)\)", title)
-    quantity, unit = parts.groups() if parts else (title, "")
-    better = metric is None or metric.higher_is_better
-    return {"name": name, "title": title, "quantity": quantity, "unit": unit, "higher_is_better": better}
-
-
-def common_metric(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Description of the metric of several results; a generic one if they do not share it."""
-    found = [describe_metric(run) for run in runs]
-    if all(metric == found[0] for metric in found):
-        return found[0]
-    return {"name": "value", "title": "metric", "quantity": "metric", "unit": "", "higher_is_better": None}
 
 
 def value_limits(runs: Sequence[dict[str, Any]]) -> tuple[float, float]:
