@@ -20,7 +20,7 @@ from evergraph.cli import common
 from evergraph.evaluation import average_forgetting, average_performance
 from evergraph.experiments.plots import heatmaps
 from evergraph.methods import METHODS
-from evergraph.persistence.reading import read_record
+from evergraph.persistence.reading import read_record, write_record
 from forked import Forked, command_line
 from graph_files import npz_parts
 
@@ -134,6 +134,22 @@ def test_every_option_reaches_the_run(call: Call, tmp_path: Path) -> None:
     assert result["model"]["hidden"] == 24
     assert result["run_dir"] == "out/folder"
     assert result["task_classes"] == [["5", "4", "3"], ["2", "1", "0"]]
+
+
+def test_a_random_order_is_recorded_for_each_seed(call: Call, tmp_path: Path) -> None:
+    words = ["run", SMALL, "--method", "finetune", "--seeds", 2, "--json", "--out", tmp_path / "here", *QUICK]
+    result = result_of(call(*words, "--order", "random"))
+    own = [[list(map(str, task.class_names)) for task in eg.stream(SMALL, order="random", seed=s)] for s in (0, 1)]
+    assert own[0] != own[1]
+    assert result["seed_task_classes"] == own
+    assert result["task_classes"] == []  # they share none
+    for seed in (0, 1):  # as an earlier version left them
+        path = tmp_path / f"here/seed-{seed}/matrix.json"
+        record = read_record(path)
+        del record["task_classes"]
+        write_record(path, record)
+    (tmp_path / "here/result.json").unlink()
+    assert result_of(call(*words, "--order", "random", "--resume"))["seed_task_classes"] == own
 
 
 def test_the_default_run(call: Call) -> None:

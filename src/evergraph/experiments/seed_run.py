@@ -63,6 +63,7 @@ class SeedRun:
         if (self.checkpoint / INDEX).exists():
             learner = self._load()
             state = learner.notes
+        state.setdefault("task_classes", task_contents(self.tasks))  # not in checkpoints of earlier versions
         for index in range(len(state["matrix"]), len(self.tasks)):
             self._learn(learner, index, state)
         state["leak"] = self._leak()
@@ -150,6 +151,14 @@ class SeedRun:
         state = read_record(path, SeedRecord, advice)
         self._check_mark(state, path, advice)
         return state if state["finished"] else None
+
+
+def task_contents(tasks: TaskStream) -> list[list[str]]:
+    """What each task brings: its classes or, if tasks share classes, the value of the attribute that defines it."""
+    if tasks.scenario.by_attribute:
+        return [[name] for name in tasks.task_names]
+    names = tasks.graph.class_names
+    return [[str(names[position]) for position in classes] for classes in tasks.tasks_classes]
 
 
 def seed_is_done(folder: Path, seed: int) -> bool:

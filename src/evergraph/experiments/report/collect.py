@@ -143,7 +143,7 @@ def _entry(place: str, result: dict[str, Any], curves: list[dict[str, Any]]) -> 
         "kept_after": _largest([values for values in result.get("kept_bytes", []) if values]),
         "device": result.get("device"),
         "versions": result.get("versions", {}),
-        "tasks": [", ".join(map(str, names)) for names in _task_classes(result, len(matrices[0]))],
+        **_task_names(result),
         "metrics": {name: _finite(values) for name, values in {**summaries, **recorded}.items()},
         "matrices": [_rows(as_array(matrix)) for matrix in matrices],
         **_panels(matrices),
@@ -179,9 +179,28 @@ def summary_titles(runs: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     return [*titles, *({"name": name, "title": name, "about": about} for name in others)]
 
 
-def _task_classes(result: dict[str, Any], number: int) -> list[list[str]]:
-    given = result.get("task_classes") or []
-    return given if len(given) == number else [[] for _ in range(number)]
+def _task_names(result: dict[str, Any]) -> dict[str, Any]:
+    """What each task brings, as text: for each seed, and for means over seeds; empty where it is unknown or differs."""
+    number = len(result["matrices"][0])
+    seeds = [_texts(classes, number) for classes in _seed_task_classes(result)]
+    alike = all(names == seeds[0] for names in seeds)
+    return {"tasks": seeds[0] if alike else _texts([], number), "seed_tasks": seeds}
+
+
+def _texts(classes: list[list[str]], number: int) -> list[str]:
+    return [", ".join(map(str, names)) for names in classes] if len(classes) == number else [""] * number
+
+
+def _seed_task_classes(result: dict[str, Any]) -> list[list[list[str]]]:
+    """Each seed's classes of each task.
+
+    Earlier versions recorded those of the first seed alone, which are not the others' if the seed decides the order.
+    """
+    own: list[list[list[str]]] = result.get("seed_task_classes") or []
+    if len(own) == len(result["seeds"]):
+        return own
+    first = result.get("task_classes") or []
+    return [first] + [[] if result["protocol"].get("order") == "random" else first] * (len(result["seeds"]) - 1)
 
 
 def _curve(folder: Path, seed: int) -> dict[str, Any] | None:
