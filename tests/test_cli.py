@@ -152,6 +152,34 @@ def test_a_random_order_is_recorded_for_each_seed(call: Call, tmp_path: Path) ->
     assert result_of(call(*words, "--order", "random", "--resume"))["seed_task_classes"] == own
 
 
+def test_a_metric_that_is_undefined_is_named_and_the_run_goes_on_once_it_is_mended(
+    call: Call, tmp_path: Path, registries: None
+) -> None:
+    """The model has not diverged, so nothing is said of lr."""
+    calls = []
+
+    def precision(*given: object) -> float:
+        calls.append(given)
+        return float("nan") if len(calls) == 3 else 50.0  # the last of 1 + 2 tests
+
+    eg.registry.metrics.register(eg.Metric("precision", "precision (%)", precision))
+    words = ["run", SMALL, "--method", "finetune", "--seeds", 1, "--metric", "precision", "--out", tmp_path / "here"]
+    status, _, error = call(*words, *QUICK)
+    assert status == 2
+    assert error.splitlines()[-1] == (
+        "error: metric 'precision' is nan on task 1 (seed 0); let it return a number where it is undefined, or choose "
+        "another with --metric"
+    )
+    assert result_of(call(*words, *QUICK, "--resume", "--json"))["ap"]["mean"] == 50
+
+
+def test_a_summary_that_is_not_finite_is_named(call: Call, tmp_path: Path, registries: None) -> None:
+    eg.registry.summaries.register(eg.evaluation.Summary("ratio", "Ratio", "A ratio.", lambda matrix: float("inf")))
+    status, _, error = call("run", SMALL, "--method", "finetune", "--seeds", 1, "--out", tmp_path / "here", *QUICK)
+    assert status == 2
+    assert "error: metrics.ratio.mean is inf, which is not kept in files" in error
+
+
 def test_the_default_run(call: Call) -> None:
     """`evergraph run` alone is `auto` on digits, with the model and the training that it asks for."""
     result = result_of(call("run", "--hidden", 64, "--json"))
