@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,11 +18,10 @@ def describe_metric(result: Mapping[str, Any]) -> dict[str, Any]:
     """
     name = str(result.get("protocol", {}).get("metric", PLAIN))
     metric = METRICS.get(name)
-    title = name if metric is None else metric.title
-    parts = re.fullmatch(r"(.+) \(([^()]+)\)", title)
-    quantity, unit = parts.groups() if parts else (title, "")
-    better = metric is None or metric.higher_is_better
-    return {"name": name, "title": title, "quantity": quantity, "unit": unit, "higher_is_better": better}
+    if metric is None:
+        return {"name": name, "title": name, "quantity": name, "unit": "", "higher_is_better": True}
+    keys = ("title", "quantity", "unit", "higher_is_better")
+    return {"name": name, **{key: getattr(metric, key) for key in keys}}
 
 
 def common_metric(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
