@@ -20,7 +20,7 @@ from evergraph.cli import common
 from evergraph.evaluation import average_forgetting, average_performance
 from evergraph.experiments.plots import heatmaps
 from evergraph.methods import METHODS
-from evergraph.persistence.reading import read_record
+from evergraph.persistence.reading import read_record, write_record
 from forked import Forked, command_line
 from graph_files import npz_parts
 
@@ -134,6 +134,50 @@ def test_every_option_reaches_the_run(call: Call, tmp_path: Path) -> None:
     assert result["model"]["hidden"] == 24
     assert result["run_dir"] == "out/folder"
     assert result["task_classes"] == [["5", "4", "3"], ["2", "1", "0"]]
+
+
+def test_a_random_order_is_recorded_for_each_seed(call: Call, tmp_path: Path) -> None:
+    words = ["run", SMALL, "--method", "finetune", "--seeds", 2, "--json", "--out", tmp_path / "here", *QUICK]
+    result = result_of(call(*words, "--order", "random"))
+    own = [[list(map(str, task.class_names)) for task in eg.stream(SMALL, order="random", seed=s)] for s in (0, 1)]
+    assert own[0] != own[1]
+    assert result["seed_task_classes"] == own
+    assert result["task_classes"] == []  # they share none
+    for seed in (0, 1):  # as an earlier version left them
+        path = tmp_path / f"here/seed-{seed}/matrix.json"
+        record = read_record(path)
+        del record["task_classes"]
+        write_record(path, record)
+    (tmp_path / "here/result.json").unlink()
+    assert result_of(call(*words, "--order", "random", "--resume"))["seed_task_classes"] == own
+
+
+def test_a_metric_that_is_undefined_is_named_and_the_run_goes_on_once_it_is_mended(
+    call: Call, tmp_path: Path, registries: None
+) -> None:
+    """The model has not diverged, so nothing is said of lr."""
+    calls = []
+
+    def precision(*given: object) -> float:
+        calls.append(given)
+        return float("nan") if len(calls) == 3 else 50.0  # the last of 1 + 2 tests
+
+    eg.registry.metrics.register(eg.Metric("precision", "precision (%)", precision))
+    words = ["run", SMALL, "--method", "finetune", "--seeds", 1, "--metric", "precision", "--out", tmp_path / "here"]
+    status, _, error = call(*words, *QUICK)
+    assert status == 2
+    assert error.splitlines()[-1] == (
+        "error: metric 'precision' is nan on task 1 (seed 0); let it return a number where it is undefined, or choose "
+        "another with --metric"
+    )
+    assert result_of(call(*words, *QUICK, "--resume", "--json"))["ap"]["mean"] == 50
+
+
+def test_a_summary_that_is_not_finite_is_named(call: Call, tmp_path: Path, registries: None) -> None:
+    eg.registry.summaries.register(eg.evaluation.Summary("ratio", "Ratio", "A ratio.", lambda matrix: float("inf")))
+    status, _, error = call("run", SMALL, "--method", "finetune", "--seeds", 1, "--out", tmp_path / "here", *QUICK)
+    assert status == 2
+    assert "error: metrics.ratio.mean is inf, which is not kept in files" in error
 
 
 def test_the_default_run(call: Call) -> None:

@@ -16,12 +16,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from scipy import stats
 from torch_geometric.data import Data
 
 import evergraph as eg
+from evergraph.cli.tables import methods_and_streams
 from evergraph.data.datasets.sbm import sbm
 from evergraph.evaluation.significance import paired_p, within_noise
+from evergraph.experiments import comparison, plots
+from evergraph.experiments.comparison import table_rows
 from evergraph.experiments.latex import escape
 from evergraph.experiments.method_table import latex, markdown, method_table, table_as_csv
 from evergraph.experiments.report.collect import find_runs, read_runs
@@ -178,6 +182,41 @@ def test_significance_is_paired_and_corrected() -> None:
     assert within_noise({"a": [1.0], "b": [2.0]}, "b") == {"a": None, "b": True}
 
 
+def errors_of(stream: str) -> list[dict]:
+    """Two methods on a stream whose metric is an error."""
+    found = [result("good", stream, [0.38, 0.4, 0.41]), result("bad", stream, [0.8, 0.82, 0.81])]
+    return [{**one, "protocol": {**one["protocol"], "metric": "mae"}} for one in found]
+
+
+def test_the_table_of_methods_names_a_metric_other_than_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+    errors = method_table(errors_of("a"))
+    for text in (markdown(errors), latex(errors)):
+        assert "AP: mean absolute error, lower is better. Mean ±" in text
+    Console(width=200).print(methods_and_streams(errors))
+    assert "AP: mean absolute error, lower is better. Mean ±" in " ".join(capsys.readouterr().out.split())
+    forgetting = method_table(errors_of("a"), "af")
+    assert markdown(forgetting).startswith("AF: mean absolute error. ")  # more is better, as always
+    mixed = method_table([*RESULTS[:3], *errors_of("b")])
+    assert "| method | a: accuracy (%) | b: mean absolute error, lower is better |" in markdown(mixed)
+    assert r"Method & a: accuracy (\%) & b: mean absolute error, lower is better \\" in latex(mixed)
+    assert markdown(mixed).startswith("AP. Mean")
+    rows = list(csv.DictReader(io.StringIO(table_as_csv(mixed))))
+    assert {(row["stream"], row["metric"]) for row in rows} == {("a", "accuracy"), ("b", "mae")}
+    plain = method_table(RESULTS)
+    assert (plain.columns, markdown(plain)[:8]) == (["a", "b"], "AP. Mean")
+
+
+def test_the_table_of_rows_names_a_metric_other_than_accuracy() -> None:
+    spent = {"seconds": 1.0, "kept_bytes": [[0]], "metrics": {key: {"values": [0.5] * 3} for key in ("ap", "af")}}
+    rows = table_rows({**one, **spent} for one in [*RESULTS[1:3], *errors_of("b")])
+    cells = [line.split(" | ") for line in comparison.markdown(rows).splitlines()]
+    assert cells[0][4] == "metric"
+    assert [row[4] for row in cells[2:]] == ["accuracy (%)"] * 2 + ["mean absolute error, lower is better"] * 2
+    assert "metric" not in comparison.markdown(rows[:2])
+    table = list(csv.DictReader(io.StringIO(comparison.table_as_csv(rows))))
+    assert [row["metric"] for row in table] == ["accuracy"] * 2 + ["mae"] * 2
+
+
 def test_holm_counts_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     from evergraph.evaluation import significance
 
@@ -200,6 +239,52 @@ def test_a_comparison_over_streams_is_written_as_markdown_latex_and_csv(evergrap
     assert sum(row["best"] == "True" for row in rows) == 2
     assert (tmp_path / "here/methods.md").read_text().count("|---") == 1
     assert "methods and streams: here/methods.md" in evergraph(*words, "--resume")[1]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
+    """The panels of `heatmaps.png`, in place of the file."""
+    panels: list = []
+
+    def keep(figure, path: Path) -> Path:
+        panels.extend(axis for axis in figure.axes if axis.get_title())
+        return path
+
+    monkeypatch.setattr(plots, "save", keep)
+    monkeypatch.setattr("evergraph.cli.compare.heatmaps", plots.heatmaps)
+    return panels
+
+
+def test_every_matrix_of_a_comparison_is_a_panel_that_says_what_it_is(evergraph, drawn: list) -> None:
+    words = ["--methods", "finetune", "--seeds", "1", *QUICK, "--out", "here", "--json", "--test-graph", "task,seen"]
+    status, out, _ = evergraph("compare", *STREAMS, *words, "--order", "labelled", "--order", "random:1")
+    assert status == 0
+    titles = [panel.get_title().rpartition("\n") for panel in drawn]
+    assert ["".join(title[0].split()) for title in titles] == [  # in lines as long as the panel is wide
+        f"finetune(stream{stream},order{order},test_graph{graph})"
+        for stream in STREAMS
+        for order in ("labelled", "random:1")
+        for graph in ("task", "seen")
+    ]
+    means = [(one["ap"]["mean"], one["af"]["mean"]) for one in json.loads(out)["results"]]
+    assert [title[2] for title in titles] == [f"AP {ap:z.1f}   AF {af:z.1f}" for ap, af in means]
+
+
+def test_heatmaps_of_several_metrics_have_a_scale_and_digits_each(drawn: list) -> None:
+    accuracies = {**result("ewc", "a", [90]), "ap": {"mean": 90}, "af": {"mean": -0.04}}
+    errors = {**result("ewc", "b", [0.38]), "ap": {"mean": 0.38}, "af": {"mean": -0.03}}
+    errors["protocol"] = {**errors["protocol"], "metric": "mae"}
+    plots.heatmaps([accuracies, errors], "heatmaps.png")
+    assert [panel.get_title() for panel in drawn] == [
+        "ewc (stream a)\nAP 90.0   AF 0.0",
+        "ewc (stream b)\nAP 0.380   AF -0.030",
+    ]
+    assert [panel.texts[0].get_text() for panel in drawn] == ["90", "0.38"]
+    assert [panel.get_xlabel() for panel in drawn] == ["accuracy on task", "mean absolute error on task"]
+    assert drawn[0].images[0].get_clim() == (0, 100)
+    assert drawn[1].images[0].get_clim()[1] < 2
+    bars = [axis.get_ylabel() for axis in drawn[0].figure.axes if not axis.get_title()]
+    assert bars == ["accuracy (%)", "mean absolute error"]
 
 
 def test_with_nothing_to_search_a_tuned_comparison_is_a_comparison(evergraph, tmp_path: Path) -> None:

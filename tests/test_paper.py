@@ -171,6 +171,8 @@ def test_corafull_and_arxiv_end_to_end(official: Path, tmp_path: Path) -> None:
         folder = Path(table["markdown"]).parent
         text = (folder / "table.md").read_text()
         assert ("not measured here" in text) == (dataset == "coauthor-cs")
+        assert "±" not in text  # one seed has no spread
+        assert r"\pm" not in (folder / "table.tex").read_text()
         printed = read("printed")[dataset]["ours"]
         assert f"{printed[0]:.2f} | {printed[1]:.2f}" in text
         lines = list(csv.DictReader((folder / "table.csv").open()))
@@ -289,18 +291,29 @@ def test_best_end_to_end(official: Path, tmp_path: Path, monkeypatch: pytest.Mon
     run_paper(**given, **settings)
 
 
+def row(title: str, values: list[list[float]], keeps: tuple[str, ...] = ()) -> dict[str, object]:
+    """A row of the table, with the AP of each seed in each order."""
+
+    def result(aps: list[float]) -> dict[str, object]:
+        mean = sum(aps) / len(aps)
+        shared = {"ap": {"mean": mean, "std": 0.0}, "af": {"mean": 0.0, "std": 0.0}}
+        shared["metrics"] = {"ap": {"values": aps}}
+        more = {"protocol": {"test_graph": "task"}, "access": {"keeps": list(keeps)}, "kept_bytes": [[8]]}
+        return {**shared, **more, "also_tested": {"seen": shared}}
+
+    orders = [result(aps) for aps in values]
+    return {"title": title, "result": orders[0], "orders": orders, "searched": []}
+
+
+def test_two_pairs_say_nothing_about_chance() -> None:
+    """One seed in two orders: a gap without a p-value, and no spread over one seed."""
+    rows = [row("first", [[90.0], [85.0]]), row("second", [[88.0], [82.9]])]
+    table = markdown_with_differences(with_differences(rows))
+    assert "| first | 90.00 | 0.00 | 87.50 ± 3.54 | best |" in table
+    assert "| second | 88.00 | 0.00 | 85.45 ± 3.61 | −2.05 |" in table
+
+
 def test_bold_and_gaps_follow_paired_tests() -> None:
-    def row(title: str, values: list[list[float]], keeps: tuple[str, ...] = ()) -> dict[str, object]:
-        def result(aps: list[float]) -> dict[str, object]:
-            mean = sum(aps) / len(aps)
-            shared = {"ap": {"mean": mean, "std": 0.0}, "af": {"mean": 0.0, "std": 0.0}}
-            shared["metrics"] = {"ap": {"values": aps}}
-            more = {"protocol": {"test_graph": "task"}, "access": {"keeps": list(keeps)}, "kept_bytes": [[8]]}
-            return {**shared, **more, "also_tested": {"seen": shared}}
-
-        orders = [result(aps) for aps in values]
-        return {"title": title, "result": orders[0], "orders": orders, "searched": []}
-
     rows = [
         row("first", [[90.0, 80.0], [85.0, 75.1]]),
         row("second", [[88.0, 78.0], [83.0, 73.0]]),

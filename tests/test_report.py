@@ -691,6 +691,31 @@ def test_another_metric_labels_axes_and_heatmaps(visit, tmp_path, error_metric):
     assert browser.find_element("css selector", ".best").text.endswith("0.50")
 
 
+def test_seeds_with_other_classes_in_a_task_have_their_own_labels(visit, tmp_path):
+    from selenium.webdriver.support.ui import Select
+
+    orders = [[["a"], ["b"], ["c"]], [["c"], ["a"], ["b"]]]
+    changes = {"protocol": {"order": "random"}, "task_classes": [], "seed_task_classes": orders}
+    write_run(tmp_path / "run", "ewc", MATRICES["finetune"], **changes)
+    browser = visit(tmp_path)
+    selector = "#heatmap-panels .cell[data-row='2'][data-column='0']"
+    assert labels(browser, selector) == ["After task 3, task 1, 15.0 ± 7.1 %, −70.0 since it was learned"]
+    seed = Select(browser.find_elements("css selector", "#heatmap-controls select")[1])
+    seed.select_by_value("1")
+    assert labels(browser, selector) == ["After task 3, task 1 (c), 20.0 %, −60.0 since it was learned"]
+    seed.select_by_value("0")
+    assert labels(browser, selector) == ["After task 3, task 1 (a), 10.0 %, −80.0 since it was learned"]
+
+
+def test_a_random_order_of_an_earlier_version_is_the_first_seeds_alone(tmp_path):
+    for order in ("random", "random:1"):
+        write_run(tmp_path / order, "ewc", MATRICES["finetune"], task_classes=[["a"], ["b"], ["c"]],
+                  protocol={"order": order})  # fmt: skip
+    unlike, alike = (read_runs([tmp_path / order])[0] for order in ("random", "random:1"))
+    assert (unlike["tasks"], unlike["seed_tasks"]) == ([""] * 3, [["a", "b", "c"], [""] * 3])
+    assert (alike["tasks"], alike["seed_tasks"]) == (["a", "b", "c"], [["a", "b", "c"]] * 2)
+
+
 OVERFLOW = """
 const wide = document.documentElement.clientWidth;
 return [...document.querySelectorAll('body *')].filter((node) => {

@@ -103,6 +103,24 @@ def test_a_method_keeps_its_colour_in_every_report(tmp_path: Path, data: dict) -
     assert all(0 <= style_of(name) < 48 for name in METHODS)
 
 
+def test_streams_with_an_error_are_one_table_that_says_so_and_unlike_metrics_are_named(tmp_path: Path) -> None:
+    """The lower error comes first."""
+    error = {"protocol": {"metric": "mae"}, "log": False, "hyperparameters": {}}
+    for stream in ("a", "b"):
+        for method, level in (("ewc", 0.8), ("auto", 0.4)):
+            write_run(tmp_path / stream / method, method, matrices(level, -0.1), stream=stream, **error)
+    table = payload(read_runs(find_runs([tmp_path])[0]))["methods"]
+    assert table["title"] == "AP: mean absolute error, lower is better"
+    assert table["columns"] == ["a", "b"]
+    assert [row["method"] for row in table["rows"]] == ["auto", "ewc"]
+    assert all(cell["best"] for cell in table["rows"][0]["cells"])
+    write_run(tmp_path / "c", "auto", matrices(95, 1), stream="c", log=False)
+    table = payload(read_runs(find_runs([tmp_path])[0]))["methods"]
+    assert table["columns"] == []
+    titles = "mean absolute error, lower is better; accuracy (%)"
+    assert table["note"] == f"No table of methods and streams: metrics differ ({titles})."
+
+
 @pytest.fixture(scope="module")
 def page(streams: Path, tmp_path_factory: pytest.TempPathFactory):
     written = write_report([streams], figures=False).page

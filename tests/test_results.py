@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from torch_geometric.data import Data
 
 import evergraph as eg
 from evergraph.evaluation import (
@@ -84,6 +86,32 @@ def test_evaluation() -> None:
     assert found.af == average_forgetting(M)
     assert str(found).splitlines()[-1] == "AP 50.00   AF -45.00"
     assert str(found).splitlines()[1].split() == ["0", "30.0", "90.0", "a"]
+
+
+def test_errors_are_printed_with_as_many_places_as_their_size_takes() -> None:
+    error = {"higher_is_better": False, "in_percent": False}
+    found = Evaluation([0.42, 0.38], [0.38, None], ["a", "b"], **error)
+    first, second, means = (line.split() for line in str(found).splitlines()[1:])
+    assert first == ["0", "0.420", "0.380", "a"]
+    assert second == ["1", "0.380", "–", "b"]
+    assert means == ["AP", "0.400", "AF", "-0.040"]
+    large = str(Evaluation([12345.6, 7.0], [None, None], ["a", "b"], **error))
+    assert [line.split()[1] for line in large.splitlines()[1:3]] == ["12346", "7"]
+    tiny = str(Evaluation([1.234e-5], [1.234e-5], ["a"], **error)).splitlines()
+    assert tiny[1].split()[1:3] == ["0.0000123", "0.0000123"]
+    assert tiny[0].index("now") + 3 == tiny[1].index("0.0000123") + len("0.0000123")  # columns are as wide as they need
+
+
+def test_a_learners_evaluation_knows_its_metrics_unit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    numbers = {"x": torch.randn(60, 4, generator=generator), "y": torch.rand(60, generator=generator)}
+    task = eg.Task.of(Data(**numbers, edge_index=torch.randint(60, (2, 100), generator=generator)), numbers=True)
+    learner = eg.Learner("analytic")
+    learner.learn(task)
+    found = learner.evaluate([task])
+    assert 0.1 < found.ap < 1
+    assert f"AP {found.ap:.3f}" in str(found)
+    assert str(found).splitlines()[1].split()[1] == f"{found.ap:.3f}"
 
 
 def test_evaluation_where_the_first_accuracies_are_not_known() -> None:

@@ -128,7 +128,8 @@ def compare_command(
         rows = table_rows(listed, tuned)
         write_tables(rows, folder)
         table = write_method_table(listed, folder, note, tuned)
-        picture = heatmaps(listed, folder / "heatmaps.png")
+        measured = [one for result in listed for one in each_test_graph(result)]
+        picture = heatmaps(measured, folder / "heatmaps.png")
         page = write_report([folder], folder / "report.html").page
         if failure is not None:  # the tables hold the results so far
             raise failure
@@ -136,7 +137,6 @@ def compare_command(
     common.tell_unused(options, axes["method"], trained)
     common.tell_undeclared(listed)
     if json:
-        measured = [one for result in listed for one in each_test_graph(result)]
         common.print_json({"results": measured, "table": rows, "heatmaps": str(picture), "report": str(page)})
         return
     if latex:

@@ -21,6 +21,7 @@ from evergraph.experiments.cells import Cell, Results, all_or_error, run_cells, 
 from evergraph.experiments.comparison import training_groups
 from evergraph.experiments.engines import engine_for, work_on
 from evergraph.experiments.plots import heatmaps
+from evergraph.experiments.result_file import each_test_graph
 from evergraph.experiments.run_folder import check_folder, default_folder
 from evergraph.methods import METHODS
 from evergraph.models import MODELS
@@ -62,7 +63,7 @@ def run_command(
     with common.on_interrupt(lambda: common.how_to_resume(folder)), holding as place:
         download_once(spec, options["data_root"])
         result = run_one(spec, place, options)
-        heatmaps([result], place / "heatmap.png")
+        heatmaps(list(each_test_graph(result)), place / "heatmap.png")
     common.tell_unused(options, [method], "epochs" in result["protocol"])
     common.tell_undeclared([result])
     if json:

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from evergraph.experiments import told
 from evergraph.experiments.comparison import row_label
-from evergraph.experiments.method_table import MethodTable, cell_text, legend
-from evergraph.experiments.plots import describe_metric
+from evergraph.experiments.method_table import MethodTable, cell_text, column_titles, heading, legend
+from evergraph.experiments.metric_titles import PLAIN, describe_metric
 from evergraph.experiments.result_file import each_test_graph
 
 
@@ -66,9 +66,10 @@ def _training(results: list[dict[str, Any]]) -> list[str]:
 
 def methods_and_streams(table: MethodTable) -> Table:
     """One row per method, one column per stream, with the best of each stream and those within noise of it marked."""
-    shown = Table(caption=f"AP{' in percent' if table.in_percent else ''}. {legend(table)}", caption_justify="left")
+    unit = " in percent" if set(table.metrics) == {PLAIN} else ""
+    shown = Table(caption=f"{heading(table)}{unit}. {legend(table)}", caption_justify="left")
     shown.add_column("method", no_wrap=True)
-    for column in table.columns:
+    for column in column_titles(table):
         shown.add_column(column, justify="right")
     for method, entries in table.rows.items():
         cells = [
@@ -85,6 +86,16 @@ def comparison_table(rows: list[dict[str, Any]]) -> Group:
     return _tables(rows, "", f"{spread}seconds per run")
 
 
+def _metric_of(row: dict[str, Any]) -> dict[str, Any]:
+    """The metric of a result or of a row of a table."""
+    return describe_metric({"protocol": row.get("protocol", row)})
+
+
+def _in_words(metric: dict[str, Any]) -> str:
+    """A metric's quantity, with a word on errors; its unit is in the columns' titles."""
+    return f"{metric['quantity']}{' (lower is better)' if metric['higher_is_better'] is False else ''}"
+
+
 def _tables(rows: list[dict[str, Any]], about: str, caption: str) -> Group:
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
@@ -92,9 +103,9 @@ def _tables(rows: list[dict[str, Any]], about: str, caption: str) -> Group:
         groups.setdefault((row["stream"], graph), []).append(row)
     tables: list[Table | str] = []
     for (stream, graph), members in groups.items():
-        metrics = {describe_metric({"protocol": row.get("protocol", row)})["quantity"] for row in members}
-        measured = next(iter(metrics)) if len(metrics) == 1 else ""
-        named = f"{measured}, " if measured not in ("", "accuracy") else ""
+        metrics = {metric["name"]: metric for row in members if (metric := _metric_of(row))}
+        measured = next(iter(metrics.values())) if len(metrics) == 1 else None
+        named = f"{_in_words(measured)}, " if measured and measured["name"] != PLAIN else ""
         title = f"{stream}: {about}{named}test graph {graph}"
         if leak := members[0].get("leak"):
             title += f"; leak score {leak['mean']:.1f} (chance {leak['chance']:.1f})"

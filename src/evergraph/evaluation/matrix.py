@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,6 +125,12 @@ SUMMARIES.register(
 )
 
 
+def decimal_places(values: Iterable[float], significant: int = 3) -> int:
+    """Number of decimal places (at most 9) that gives the largest value this many significant digits."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    return min(max(significant - 1 - math.floor(math.log10(largest)), 0), 9) if largest else 1
+
+
 def mean_std(values: Sequence[float]) -> dict[str, float]:
     """Mean and sample standard deviation (0 for one value)."""
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
@@ -150,6 +157,7 @@ class Evaluation:
         latest: for each task, whether it was learned last and so cannot be forgotten yet; by default the last one.
         rows: numbers measured right after each of the tasks.
         higher_is_better: False for an error.
+        in_percent: False for numbers of any size, which are printed with as many decimal places as that takes.
     """
 
     accuracies: list[float]
@@ -158,6 +166,7 @@ class Evaluation:
     latest: list[bool] = field(default_factory=list)
     rows: list[list[float | None]] = field(default_factory=list)
     higher_is_better: bool = True
+    in_percent: bool = True
 
     @property
     def ap(self) -> float:
@@ -181,9 +190,14 @@ class Evaluation:
         return as_array(self.rows)
 
     def __str__(self) -> str:
-        lines = [f"{'task':<6}{'now':>7}{'then':>7}  classes"]
+        measured = [value for value in [*self.accuracies, *self.first] if value is not None]
+        digits, of_means = (1, 2) if self.in_percent else (decimal_places(measured),) * 2
+
+        def text(value: float | None, places: int) -> str:
+            return "–" if value is None else f"{value:z.{places}f}"
+
+        wide = max(7, *(len(text(value, digits)) + 2 for value in measured))
+        lines = [f"{'task':<6}{'now':>{wide}}{'then':>{wide}}  classes"]
         for i, (now, first, names) in enumerate(zip(self.accuracies, self.first, self.task_names)):
-            then = "      –" if first is None else f"{first:7.1f}"
-            lines.append(f"{i:<6}{now:7.1f}{then}  {names}")
-        af = "–" if self.af is None else f"{self.af:.2f}"
-        return "\n".join([*lines, f"AP {self.ap:.2f}   AF {af}"])
+            lines.append(f"{i:<6}{text(now, digits):>{wide}}{text(first, digits):>{wide}}  {names}")
+        return "\n".join([*lines, f"AP {text(self.ap, of_means)}   AF {text(self.af, of_means)}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from evergraph import registry
 from evergraph.errors import EvergraphError
 
 METRICS: registry.Registry[Metric] = registry.metrics
+_QUANTITY_AND_UNIT = re.compile(r"(.+) \(([^()]+)\)")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,18 @@ class Metric:
     higher_is_better: bool = True
     of_probabilities: bool = False
     kinds: tuple[str, ...] | None = None
+
+    @property
+    def quantity(self) -> str:
+        """The title without its unit."""
+        parts = _QUANTITY_AND_UNIT.fullmatch(self.title)
+        return parts[1] if parts else self.title
+
+    @property
+    def unit(self) -> str:
+        """The unit in the title, without its parentheses; empty if there is none."""
+        parts = _QUANTITY_AND_UNIT.fullmatch(self.title)
+        return parts[2] if parts else ""
 
     def __call__(self, outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
         """Compute the metric."""

@@ -27,6 +27,11 @@ class Difference:
     pairs: int
 
     @property
+    def chance(self) -> float | None:
+        """The p-value; None if there are too few pairs to say anything about chance."""
+        return self.p_value if self.pairs >= FEWEST else None
+
+    @property
     def is_significant(self) -> bool:
         """Whether the difference is more than noise, at the 5 % level."""
         return self.p_value < LEVEL
@@ -46,8 +51,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Differ
 
 def paired_p(first: Sequence[float], second: Sequence[float]) -> float | None:
     """p-value of a paired difference; None if there are too few pairs to say anything about chance."""
-    gap = paired_difference(first, second)
-    return gap.p_value if gap.pairs >= FEWEST else None
+    return paired_difference(first, second).chance
 
 
 def within_noise(values: Mapping[str, Sequence[float]], best: str) -> dict[str, bool | None]:

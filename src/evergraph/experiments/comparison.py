@@ -14,6 +14,7 @@ from evergraph.data.files import GRAPH_FILES
 from evergraph.errors import EvergraphError, unknown
 from evergraph.evaluation import mean_std
 from evergraph.experiments import told
+from evergraph.experiments.metric_titles import PLAIN, direction_of
 from evergraph.experiments.result_file import each_test_graph
 from evergraph.methods import METHODS, make_method, parts_of, preferred_model
 from evergraph.models import MODELS
@@ -158,7 +159,7 @@ def table_rows(
         row["kept_bytes"] = max(told.bytes_kept(member) or 0 for member in members)
         row["access"] = members[0]["access"]
         row["test_nodes_read"] = members[0].get("test_nodes_read")
-        row["metric"] = members[0]["protocol"].get("metric", "accuracy")
+        row["metric"] = members[0]["protocol"].get("metric", PLAIN)
         rows.append(row)
     first: dict[tuple[str, str], int] = {}
     for row in rows:  # keep the rows of one stream and test graph together
@@ -211,13 +212,18 @@ def row_label(row: Mapping[str, Any]) -> str:
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The table in Markdown, with what each method keeps and uses beside its numbers."""
-    names = ["stream", "test graph", "leak", "method", "AP", "AF", "runs", "seconds per run", "keeps", "bytes kept"]
-    lines = ["| " + " | ".join([*names, "uses", "other test nodes"]) + " |"]
-    lines.append("|---|---|--:|---|--:|--:|--:|--:|---|--:|---|---|")
+    """The table in Markdown, with what each method keeps and uses beside its numbers.
+
+    A column names the metric if one is not plain accuracy.
+    """
+    named = any(row["metric"] != PLAIN for row in rows)
+    names = ["stream", "test graph", "leak", "method", *["metric"] * named, "AP", "AF", "runs", "seconds per run"]
+    lines = ["| " + " | ".join([*names, "keeps", "bytes kept", "uses", "other test nodes"]) + " |"]
+    lines.append("|---|---|--:|---|" + "---|" * named + "--:|--:|--:|--:|---|--:|---|---|")
     for row in rows:
         ap, af = (told.mean_and_spread(row[key], row["runs"]) for key in ("ap", "af"))
-        cells = [row["stream"], row["test_graph"], told.leak_text(row), row_label(row), ap, af, row["runs"]]
+        cells = [row["stream"], row["test_graph"], told.leak_text(row), row_label(row)]
+        cells += [*[direction_of(row["metric"])] * named, ap, af, row["runs"]]
         counted = f"{row['kept_bytes']:,}" if row["kept_bytes"] or not row["access"]["keeps"] else "not counted"
         kept = [f"{row['seconds']:.1f}", told.keeps(row), counted, told.uses(row), row["test_nodes_read"] or "–"]
         lines.append("| " + " | ".join(map(str, [*cells, *kept])) + " |")
@@ -227,7 +233,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 def table_as_csv(rows: Sequence[dict[str, Any]]) -> str:
     """The table as CSV, with means and standard deviations in separate columns."""
     measures = [key for key, value in rows[0].items() if isinstance(value, dict) and "mean" in value]
-    head = ["stream", "test_graph", "method", "runs", "seconds", "kept_bytes"]
+    head = ["stream", "test_graph", "method", "metric", "runs", "seconds", "kept_bytes"]
     more = ["settings", "keeps", "uses", "test_nodes_read"]
     lines = []
     for row in rows:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evergraph.evaluation import METRICS, SUMMARIES, mean_std, within_noise
+from evergraph.evaluation import METRICS, SUMMARIES, decimal_places, mean_std, within_noise
 from evergraph.evaluation.significance import FEWEST
 from evergraph.experiments import told
 from evergraph.experiments.comparison import row_label, settings_apart, stream_titles
 from evergraph.experiments.latex import escape, tabular
+from evergraph.experiments.metric_titles import PLAIN, describe_metric, direction_of
 from evergraph.experiments.result_file import each_test_graph
 from evergraph.persistence.files import write_atomically
 from evergraph.persistence.reading import as_csv
@@ -52,17 +52,38 @@ class MethodTable:
         columns: titles of the columns.
         rows: an entry for each column (None where not run), by method and the settings in which its runs differ.
         apart: methods that keep old data.
+        metrics: name of each column's metric.
         measure: name of the summary shown.
-        in_percent: whether all columns are percentages.
         note: which methods do not declare what they keep.
     """
 
     columns: list[str]
     rows: dict[str, list[Entry | None]]
     apart: set[str]
+    metrics: list[str]
     measure: str = "ap"
-    in_percent: bool = True
     note: str = ""
+
+
+def heading(table: MethodTable) -> str:
+    """What the numbers are: the summary and, unless it is accuracy or the columns differ in it, the metric."""
+    title = SUMMARIES[table.measure].title
+    metrics = set(table.metrics)
+    return f"{title}: {_metric_text(table, metrics.pop())}" if len(metrics) == 1 and PLAIN not in metrics else title
+
+
+def column_titles(table: MethodTable) -> list[str]:
+    """Titles of the columns, with the metric of each if they differ in it."""
+    if len(set(table.metrics)) == 1:
+        return table.columns
+    return [f"{title}: {_metric_text(table, metric)}" for title, metric in zip(table.columns, table.metrics)]
+
+
+def _metric_text(table: MethodTable, metric: str) -> str:
+    """A metric's title; for its levels, with a word on errors. AF is a gain, of which more is always better."""
+    if SUMMARIES[table.measure].is_gain:
+        return str(describe_metric({"protocol": {"metric": metric}})["title"])
+    return direction_of(metric)
 
 
 def legend(table: MethodTable) -> str:
@@ -93,7 +114,7 @@ def method_table(
     """
     found: dict[str, dict[str, dict[tuple[str, int], float]]] = {}
     summary, signs = SUMMARIES[measure], dict[str, int]()  # −1 for a column of errors, where smaller is better
-    percent = dict[str, bool]()
+    metrics, percent = dict[str, str](), dict[str, bool]()
     results = [one for measured in results for one in each_test_graph(measured)]
     labels = [
         row_label({"method": result["method"], "settings": settings})
@@ -106,10 +127,11 @@ def method_table(
         protocol = result["protocol"]
         title = titles[str(result["stream"])] + (f", {protocol['test_graph']}" if len(graphs) > 1 else "")
         own = found.setdefault(title, {}).setdefault(label, {})
-        metric = protocol.get("metric")
-        better = metric not in METRICS or METRICS[metric].higher_is_better
+        metric = describe_metric(result)
+        better = metric["higher_is_better"]
         signs[title] = 1 if better or summary.is_gain else -1
-        percent[title] = metric not in METRICS or METRICS[metric].title.endswith("(%)")
+        metrics[title] = metric["name"]
+        percent[title] = metric["name"] not in METRICS or metric["unit"] == "%"
         for seed, matrix in zip(result["seeds"], result["matrices"]):
             own[str(protocol.get("order")), seed] = summary.of(matrix, higher_is_better=better)
     methods = list(dict.fromkeys(labels))
@@ -123,28 +145,21 @@ def method_table(
         best = max(total, key=total.__getitem__, default=None)
         enough = len(shared) >= FEWEST
         tied = within_noise(rivals, best) if best is not None and enough else {}
-        digits = 1 if percent[title] else _digits([value for runs in column.values() for value in runs.values()])
+        digits = 1 if percent[title] else decimal_places(value for runs in column.values() for value in runs.values())
         for method in methods:
             runs = column.get(method)
             marks = method == best, tied.get(method, False if enough else None)
             rows[method].append(None if runs is None else Entry(list(runs.values()), *marks, digits))
-    return MethodTable(list(found), rows, apart, measure, all(percent.values()), told.undeclared(results))
-
-
-def _digits(values: Sequence[float]) -> int:
-    """Number of decimal places (at most 9) that gives the largest value three significant digits."""
-    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    return min(max(2 - math.floor(math.log10(largest)), 0), 9) if largest else 1
+    return MethodTable(list(found), rows, apart, list(metrics.values()), measure, told.undeclared(results))
 
 
 def markdown(table: MethodTable) -> str:
     """The table in Markdown."""
-    lines = ["| method | " + " | ".join(table.columns) + " |", "|---|" + "--:|" * len(table.columns)]
+    lines = ["| method | " + " | ".join(column_titles(table)) + " |", "|---|" + "--:|" * len(table.columns)]
     for method, entries in table.rows.items():
         name = f"*{method}*" if method in table.apart else method
         lines.append(f"| {name} | " + " | ".join(cell_text(entry, "**", "**", "†") for entry in entries) + " |")
-    title = SUMMARIES[table.measure].title
-    return "\n".join([f"{title}. {legend(table)}", "", *lines]) + "\n"
+    return "\n".join([f"{heading(table)}. {legend(table)}", "", *lines]) + "\n"
 
 
 def latex(table: MethodTable) -> str:
@@ -157,20 +172,22 @@ def latex(table: MethodTable) -> str:
             for entry in entries
         ]
         rows.append([name, *cells])
-    head = [" & ".join(["Method", *map(escape, table.columns)]) + r" \\"]
-    return f"% {SUMMARIES[table.measure].title}. {legend(table)}\n{tabular('l' + 'r' * len(table.columns), head, rows)}"
+    head = [" & ".join(["Method", *map(escape, column_titles(table))]) + r" \\"]
+    return f"% {heading(table)}. {legend(table)}\n{tabular('l' + 'r' * len(table.columns), head, rows)}"
 
 
 def table_as_csv(table: MethodTable) -> str:
     """The table as CSV: one line per method and column."""
-    head = ["method", "stream", f"{table.measure}_mean", f"{table.measure}_std", "runs", "best", "within_noise"]
+    measured = [f"{table.measure}_mean", f"{table.measure}_std"]
+    head = ["method", "stream", "metric", *measured, "runs", "best", "within_noise"]
     lines = []
     for method, entries in table.rows.items():
-        for column, entry in zip(table.columns, entries):
+        for column, metric, entry in zip(table.columns, table.metrics, entries):
             if entry is not None:
                 spread = mean_std(entry.values)
                 noise = "" if entry.tied is None else entry.tied
-                lines.append([method, column, spread["mean"], spread["std"], len(entry.values), entry.best, noise])
+                numbers = [spread["mean"], spread["std"], len(entry.values), entry.best, noise]
+                lines.append([method, column, metric, *numbers])
     return as_csv(head, lines)
 
 

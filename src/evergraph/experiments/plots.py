@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import importlib
 import io
-import re
+import textwrap
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evergraph.evaluation import METRICS, SUMMARIES, as_array, average_performance, mean_std
+from evergraph.evaluation import SUMMARIES, as_array, average_performance, decimal_places, mean_std
+from evergraph.experiments.comparison import stream_titles
+from evergraph.experiments.labels import labels
+from evergraph.experiments.metric_titles import common_metric, describe_metric
 from evergraph.persistence.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 COLOURS = "cividis"  # brightness alone conveys the value
 # Okabe and Ito's palette, with yellow and light blue darkened to stand out on white paper
@@ -27,33 +32,12 @@ PERCENT = (0.0, 100.0)
 DPI = 150
 MOST_PANELS = 60  # in a figure with a panel per run; more would be unreadable
 MOST_NAMED = 16  # figures with more runs have no legend
+TITLE_WIDTH = 44  # characters in a line of a panel's title
 
 
 def get_ready() -> None:
     """Import matplotlib's backend in a background thread, while runs are in progress."""
     threading.Thread(target=importlib.import_module, args=("matplotlib.backends.backend_agg",), daemon=True).start()
-
-
-def describe_metric(result: dict[str, Any]) -> dict[str, Any]:
-    """Describe the metric of a result's matrices: name, title, the title's quantity and unit, and which way is better.
-
-    Results of version 0.1 name no metric and hold accuracies. The title of an unregistered metric is its name.
-    """
-    name = str(result.get("protocol", {}).get("metric", "accuracy"))
-    metric = METRICS.get(name)
-    title = name if metric is None else metric.title
-    parts = re.fullmatch(r"(.+) \(([^()]+)\)", title)
-    quantity, unit = parts.groups() if parts else (title, "")
-    better = metric is None or metric.higher_is_better
-    return {"name": name, "title": title, "quantity": quantity, "unit": unit, "higher_is_better": better}
-
-
-def common_metric(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Description of the metric of several results; a generic one if they do not share it."""
-    found = [describe_metric(run) for run in runs]
-    if all(metric == found[0] for metric in found):
-        return found[0]
-    return {"name": "value", "title": "metric", "quantity": "metric", "unit": "", "higher_is_better": None}
 
 
 def value_limits(runs: Sequence[dict[str, Any]]) -> tuple[float, float]:
@@ -84,12 +68,17 @@ def anytime_curve(matrices: Sequence[Any]) -> list[dict[str, float]]:
 
 
 def heatmaps(results: Sequence[dict[str, Any]], path: str | Path) -> Path:
-    """Save the accuracy matrices of several results side by side, on one scale, as PNG, PDF or SVG (by suffix)."""
-    runs = [
-        {**result, "label": result["method"], "metrics": {key: result[key] for key in ("ap", "af")}}
-        for result in results
+    """Save the accuracy matrices of several results, on one test graph each, as PNG, PDF or SVG (by suffix).
+
+    A panel's title is the method, with what distinguishes the result from others of the method, as in the report.
+    """
+    titles = stream_titles(str(result["stream"]) for result in results)
+    runs = [{**result, "stream": titles[str(result["stream"])]} for result in results]
+    labelled = [
+        {**run, "label": label, "metrics": {key: run[key] for key in ("ap", "af")}}
+        for run, label in zip(runs, labels(runs))
     ]
-    return save(draw_heatmaps(runs), path)
+    return save(draw_heatmaps(labelled), path)
 
 
 def draw(name: str, runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
@@ -118,27 +107,18 @@ def save(figure: Figure, path: str | Path) -> Path:
 
 
 def draw_heatmaps(runs: Sequence[dict[str, Any]]) -> Figure:
-    """Accuracy on each task (columns) after each task (rows)."""
+    """The metric on each task (columns) after each task (rows); results of one metric share a scale."""
     runs, more = _fitting(runs)
-    figure, axes = _panels(len(runs), 3.4, 3.4)
-    metric, (low, high) = common_metric(runs), value_limits(runs)
-    form = ".0f" if high - low >= 20 else ".2g"
+    scales = _scales(runs)
+    figure, axes = _panels(len(runs), 3.4 if len(scales) == 1 else 4.2, 3.6)
     for axis, run in zip(axes, runs):
-        matrix = mean_matrix(run)
-        image = axis.imshow(np.ma.masked_invalid(matrix), vmin=low, vmax=high, cmap=COLOURS)
-        for t, i in np.argwhere(~np.isnan(matrix)) if len(matrix) <= 15 else []:
-            colour = "black" if matrix[t, i] > low + 0.55 * (high - low) else "white"
-            written = axis.text(i, t, f"{matrix[t, i]:{form}}", ha="center", va="center", color=colour, fontsize=8)
-            written.set_in_layout(False)  # it lies inside its panel
-        every = range(0, len(matrix), 1 + len(matrix) // 16)
-        for ticks in (axis.set_xticks, axis.set_yticks):
-            ticks(list(every), [str(number + 1) for number in every])
-        means = [f"{SUMMARIES[key].title} {run['metrics'][key]['mean']:.1f}" for key in ("ap", "af")]
-        axis.set_title(f"{run['label']}\n{'   '.join(means)}", fontsize=9)
-        axis.set_xlabel(f"{metric['quantity']} on task", fontsize=8)
-        axis.set_ylabel("after task", fontsize=8)
+        scale = scales[describe_metric(run)["name"]]
+        image = _draw_heatmap(axis, run, scale)
+        if len(scales) > 1:
+            figure.colorbar(image, ax=axis, shrink=0.8, label=scale.title)
+    if len(scales) == 1:
+        figure.colorbar(image, ax=axes, shrink=0.8, label=scale.title)
     figure.suptitle(_streams(runs) + more, fontsize=10)
-    figure.colorbar(image, ax=axes, shrink=0.8, label=metric["title"])
     return figure
 
 
@@ -247,6 +227,62 @@ def draw_cost(runs: Sequence[dict[str, Any]]) -> Figure | None:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=7)
     return figure
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """The scale of one metric's heatmaps.
+
+    Args:
+        title: the metric's title.
+        quantity: the title without its unit.
+        low: the value of the darkest colour.
+        high: the value of the brightest colour.
+        cell_digits: decimal places in a cell, which has room for few.
+        digits: decimal places of AP and AF.
+    """
+
+    title: str
+    quantity: str
+    low: float
+    high: float
+    cell_digits: int
+    digits: int
+
+
+def _scales(runs: Sequence[dict[str, Any]]) -> dict[str, _Scale]:
+    """The scale of each metric in the results, by its name."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault(describe_metric(run)["name"], []).append(run)
+    scales = {}
+    for name, members in groups.items():
+        metric = describe_metric(members[0])
+        values = [value for run in members for value in mean_matrix(run).ravel()]
+        percent = metric["unit"] == "%"
+        digits = (0, 1) if percent else (decimal_places(values, 2), decimal_places(values))
+        scales[name] = _Scale(metric["title"], metric["quantity"], *value_limits(members), *digits)
+    return scales
+
+
+def _draw_heatmap(axis: Axes, run: dict[str, Any], scale: _Scale) -> AxesImage:
+    """One run's mean matrix, with its numbers if there is room for them."""
+    matrix = mean_matrix(run)
+    image = axis.imshow(np.ma.masked_invalid(matrix), vmin=scale.low, vmax=scale.high, cmap=COLOURS)
+    for t, i in np.argwhere(~np.isnan(matrix)) if len(matrix) <= 15 else []:
+        colour = "black" if matrix[t, i] > scale.low + 0.55 * (scale.high - scale.low) else "white"
+        number = f"{matrix[t, i]:z.{scale.cell_digits}f}"
+        written = axis.text(i, t, number, ha="center", va="center", color=colour, fontsize=8)
+        written.set_in_layout(False)  # it lies inside its panel
+    every = range(0, len(matrix), 1 + len(matrix) // 16)
+    for ticks in (axis.set_xticks, axis.set_yticks):
+        ticks(list(every), [str(number + 1) for number in every])
+    means = [f"{SUMMARIES[key].title} {run['metrics'][key]['mean']:z.{scale.digits}f}" for key in ("ap", "af")]
+    label = textwrap.fill(run["label"], TITLE_WIDTH, break_on_hyphens=False)
+    axis.set_title(f"{label}\n{'   '.join(means)}", fontsize=9)
+    axis.set_xlabel(f"{scale.quantity} on task", fontsize=8)
+    axis.set_ylabel("after task", fontsize=8)
+    return image
 
 
 FIGURES: dict[str, Callable[[Sequence[dict[str, Any]]], Figure | None]] = {

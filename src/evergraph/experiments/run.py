@@ -15,7 +15,7 @@ from evergraph.evaluation import METRICS, mean_std, summarize
 from evergraph.experiments.loggers.base import Logger, Logging
 from evergraph.experiments.provenance import describe_device, versions
 from evergraph.experiments.run_folder import Rows, check_folder, check_same_graph, finished_result, write_new
-from evergraph.experiments.seed_run import OnProgress, SeedRun, seed_is_done
+from evergraph.experiments.seed_run import OnProgress, SeedRun, seed_is_done, task_contents
 from evergraph.experiments.specification import RunSpec
 from evergraph.experiments.told import other_test_nodes
 from evergraph.persistence.files import make_folder, only_writer, taken_folder
@@ -83,8 +83,10 @@ def finish_run(
             at_hand = number == 0 or seed_is_done(folder, seed)  # a finished seed needs no stream of its own
             tasks = first if at_hand else spec.make_stream(seed, data_root)
             check_same_graph(tasks.graph_mark, first.graph_mark, folder)
-            one = SeedRun(spec, folder / f"seed-{seed}", tasks, seed, number, on_progress, logging, mark)
-            return one.finish()
+            one = SeedRun(spec, folder / f"seed-{seed}", tasks, seed, number, on_progress, logging, mark).finish()
+            if "task_classes" not in one:  # finished by an earlier version
+                one["task_classes"] = task_contents(first if number == 0 else spec.make_stream(seed, data_root))
+            return one
 
         seeds = [partial(finish_seed, number, seed) for number, seed in enumerate(spec.seeds)]
         # loggers need one seed after another; results that are only read need no device
@@ -121,6 +123,7 @@ def _result(
     """The content of `result.json`."""
     metric = spec.metric or learner.problem.metric
     access = learner.method.access_at(learner.problem.level)
+    classes = [result["task_classes"] for result in results]
     trained = any(result["log"] for result in results)  # a closed form has no epochs and so no training settings
 
     def tested(test_graph: str, matrices: list[Rows]) -> dict[str, Any]:
@@ -147,7 +150,8 @@ def _result(
             name: tested(name, [result["also_tested"][name] for result in results]) for name in spec.also_test
         },
         "validation": [result["validation"] for result in results],
-        "task_classes": _contents(first),
+        "task_classes": classes[0] if all(own == classes[0] for own in classes) else [],
+        "seed_task_classes": classes,
         "access": access.as_dict(),
         "kept_bytes": [result["kept_bytes"] for result in results],
         "model_bytes": [result.get("model_bytes", []) for result in results],
@@ -157,13 +161,6 @@ def _result(
         "versions": versions(),
         "run_dir": str(folder),
     }
-
-
-def _contents(tasks: TaskStream) -> list[list[str]]:
-    """What each task brings: its classes or, if tasks share classes, the value of the attribute that defines it."""
-    if tasks.scenario.by_attribute:
-        return [[name] for name in tasks.task_names]
-    return [list(map(str, task.class_names)) for task in tasks]
 
 
 def _measures(matrices: list[Rows], metric: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ class SeedRun:
         if (self.checkpoint / INDEX).exists():
             learner = self._load()
             state = learner.notes
+        state.setdefault("task_classes", task_contents(self.tasks))  # not in checkpoints of earlier versions
         for index in range(len(state["matrix"]), len(self.tasks)):
             self._learn(learner, index, state)
         state["leak"] = self._leak()
@@ -114,8 +116,18 @@ class SeedRun:
         """Measure the row of an accuracy matrix after a task."""
         metric, after = self.spec.metric or None, index if self.spec.pieces else None
         measured = learner.evaluate(self.tasks, metric=metric, test_graph=test_graph, part=part, after=after)
+        self._check_defined(metric or learner.problem.metric, measured.accuracies)
         values: Row = [*measured.accuracies]
         return values + [None] * (len(self.tasks) - len(values))
+
+    def _check_defined(self, metric: str, values: list[float]) -> None:
+        """Raise if the metric is not a finite number on a task; outputs were found to be finite before."""
+        for task, value in enumerate(values):
+            if not math.isfinite(value):
+                raise EvergraphError(
+                    f"metric {metric!r} is {value} on task {task} (seed {self.seed}); let it return a number where it "
+                    "is undefined, or choose another with --metric"
+                )
 
     def _leak(self) -> dict[str, float]:
         """Leak score of each test graph, if classes define the tasks and predictions are among those of all tasks.
@@ -150,6 +162,14 @@ class SeedRun:
         state = read_record(path, SeedRecord, advice)
         self._check_mark(state, path, advice)
         return state if state["finished"] else None
+
+
+def task_contents(tasks: TaskStream) -> list[list[str]]:
+    """What each task brings: its classes or, if tasks share classes, the value of the attribute that defines it."""
+    if tasks.scenario.by_attribute:
+        return [[name] for name in tasks.task_names]
+    names = tasks.graph.class_names
+    return [[str(names[position]) for position in classes] for classes in tasks.tasks_classes]
 
 
 def seed_is_done(folder: Path, seed: int) -> bool:

@@ -9,6 +9,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import os
 import stat
 import struct
@@ -90,9 +91,24 @@ def as_json(value: Any, indent: int | None = None) -> str:
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:
+        place, number = _first_not_finite(value) or ("a result", "not a number")
         raise EvergraphError(
-            "a result is not a finite number, so the model diverged; lower lr or the strength"
+            f"{place} is {number}, which is not kept in files; let what computes it return a finite number (or lower "
+            "lr if it is a loss)"
         ) from None
+
+
+def _first_not_finite(value: Any, place: str = "") -> tuple[str, float] | None:
+    """The first number in a tree of plain values that is not finite, and where it is: `metrics.ap.mean`."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else (place, value)
+    if isinstance(value, dict):
+        named = ((f"{place}.{key}" if place else str(key), item) for key, item in value.items())
+    elif isinstance(value, (list, tuple)):
+        named = ((f"{place}[{index}]", item) for index, item in enumerate(value))
+    else:
+        return None
+    return next((found for inner, item in named if (found := _first_not_finite(item, inner))), None)
 
 
 def write_record(path: Path, record: dict[str, Any], indent: int | None = None) -> None:

@@ -209,9 +209,10 @@ def _write(
         return {"protocol": plan.name, "dataset": plan.dataset, **write_field(plan, results, wanted, missing, folder)}
     rows = table_rows(plan, results, wanted)
     training = plan.content["training"]
+    seeds = f"{plan.seeds} seeds, mean ± std" if plan.seeds > 1 else "1 seed"
     heading = (
         f"**{plan.dataset}, protocol `{plan.name}`**: {plan.content['about']}. "
-        f"{plan.seeds} seed{'s' * (plan.seeds > 1)}, mean ± std; {training['epochs']} epochs, lr {training['lr']:g}, "
+        f"{seeds}; {training['epochs']} epochs, lr {training['lr']:g}, "
         f"label scope {training['label_scope']}, loss {training['reduction']}."
     )
     if plan.dataset in missing:

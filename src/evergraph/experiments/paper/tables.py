@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evergraph.evaluation import mean_std, paired_difference, within_noise
+from evergraph.experiments import told
 from evergraph.experiments.latex import escape, tabular
 from evergraph.experiments.method_table import keeps_old_data
 from evergraph.experiments.paper.protocol import Protocol, read
@@ -59,7 +60,7 @@ def with_differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 row.setdefault("behind", {})[graph] = gap
         tied = within_noise({row["title"]: row["all_orders"][graph] for row in contenders}, leader["title"])
         others = [tied[row["title"]] for row in contenders if row is not leader]
-        leader.setdefault("best", {})[graph] = bool(others) and all(told is False for told in others)
+        leader.setdefault("best", {})[graph] = bool(others) and all(chance is False for chance in others)
     return rows
 
 
@@ -92,10 +93,10 @@ def distance(row: dict[str, Any]) -> float | None:
     return sum(gaps) / len(gaps)
 
 
-def _cell(summary: dict[str, Any] | None, key: str, plus_minus: str = "±") -> str:
+def _cell(summary: dict[str, Any] | None, key: str) -> str:
     if summary is None:
         return NOT_MEASURED
-    return f"{summary[key]['mean']:.2f} {plus_minus} {summary[key]['std']:.2f}"
+    return told.mean_and_spread(summary[key], len(summary["metrics"]["ap"]["values"]))
 
 
 def _printed(value: float | None) -> str:
@@ -146,17 +147,20 @@ def markdown_with_differences(rows: list[dict[str, Any]]) -> str:
 
 
 def _against(row: dict[str, Any], graph: str) -> list[str]:
-    """AP over all orders, bold if it is the best by more than noise, and the gap to the best with its p-value."""
+    """AP over all orders, bold if it is the best by more than noise, and the gap to the best.
+
+    The gap has its p-value if there are enough pairs to say anything about chance.
+    """
     if not row["all_orders"]:
         return [NOT_MEASURED, ""]
-    summary = mean_std(row["all_orders"][graph])
-    text = f"{summary['mean']:.2f} ± {summary['std']:.2f}"
+    values = row["all_orders"][graph]
+    text = told.mean_and_spread(mean_std(values), len(values))
     if "best" in row and graph in row["best"]:
         return [f"**{text}**" if row["best"][graph] else text, "best"]
     if "behind" not in row:
         return [text, ""]
     gap = row["behind"][graph]
-    return [text, f"{gap.mean:+.2f}".replace("-", "−") + (f" (p {gap.p_value:.2g})" if gap.pairs > 1 else "")]
+    return [text, f"{gap.mean:+.2f}".replace("-", "−") + (f" (p {gap.chance:.2g})" if gap.chance is not None else "")]
 
 
 def _chosen(row: dict[str, Any]) -> str:
@@ -183,8 +187,8 @@ def latex(rows: list[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         elsewhere = _on(row["result"], other_graph)
-        cells = [_cell(summary, key, r"\pm") for summary in (row["result"], elsewhere) for key in ("ap", "af")]
-        cells = [cell if cell == NOT_MEASURED else f"${cell}$" for cell in cells]
+        cells = [_cell(summary, key) for summary in (row["result"], elsewhere) for key in ("ap", "af")]
+        cells = [cell if cell == NOT_MEASURED else f"${cell}$".replace("±", r"\pm") for cell in cells]
         lines.append([escape(row["title"]), _printed(row["paper_ap"]), _printed(row["paper_af"]), *cells])
     return tabular("l|rr|rr|rr", head, lines)
 

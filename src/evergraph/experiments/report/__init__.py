@@ -19,10 +19,12 @@ from evergraph.core.settings import checked, settings_of
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import mean_std
 from evergraph.experiments.comparison import settings_apart
-from evergraph.experiments.method_table import method_table
-from evergraph.experiments.plots import FIGURES, common_metric, draw, value_limits
+from evergraph.experiments.labels import flat
+from evergraph.experiments.method_table import heading, method_table
+from evergraph.experiments.metric_titles import common_metric, with_direction
+from evergraph.experiments.plots import FIGURES, draw, value_limits
 from evergraph.experiments.report.answer import answers
-from evergraph.experiments.report.collect import find_runs, flat, read_runs, summary_titles
+from evergraph.experiments.report.collect import find_runs, read_runs, summary_titles
 from evergraph.persistence.files import make_folder, write_atomically
 from evergraph.training import Training
 from evergraph.version import __version__
@@ -95,12 +97,17 @@ def payload(runs: list[dict[str, Any]], unfinished: Sequence[Path] = ()) -> dict
 
 
 def _methods(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The table of methods and streams, as plain values."""
+    """The table of methods and streams, as plain values; where metrics differ, a note in its place."""
     keys = [
         (run["stream"], run["method"], *map(str, map(run["protocol"].get, ("test_graph", "order")))) for run in runs
     ]
     several = len(set(keys)) < len(keys) or any(settings_apart(runs))
-    if several or common_metric(runs)["higher_is_better"] is not True:
+    metric = common_metric(runs)
+    if metric["higher_is_better"] is None:
+        titles = "; ".join(dict.fromkeys(with_direction(run["metric"]) for run in runs))
+        note = f"No table of methods and streams: metrics differ ({titles})."
+        return {"columns": [], "rows": [], "note": note if len({key[0] for key in keys}) > 1 else ""}
+    if several:
         return {"columns": [], "rows": []}  # only the comparison distinguishes several runs of one method
     table = method_table(runs)
     roles = {run["method"]: (run["style"], run["role"]) for run in reversed(runs)}
@@ -114,8 +121,9 @@ def _methods(runs: list[dict[str, Any]]) -> dict[str, Any]:
         ]
         rows.append({"method": method, "style": roles[method][0], "role": roles[method][1], "cells": cells})
     # competitors first, each group from the best down
-    rows.sort(key=lambda row: (bool(row["role"]), -sum(cell["mean"] for cell in row["cells"] if cell)))
-    return {"columns": table.columns, "rows": rows}
+    sign = -1 if metric["higher_is_better"] else 1
+    rows.sort(key=lambda row: (bool(row["role"]), sign * sum(cell["mean"] for cell in row["cells"] if cell)))
+    return {"columns": table.columns, "rows": rows, "title": heading(table)}
 
 
 def render(data: dict[str, Any]) -> str:

@@ -32,7 +32,8 @@ function drawAnswers() {
   const box = find("answers");
   DATA.answers.forEach((found) => box.append(answerCard(found)));
   find("answer").hidden = !DATA.answers.length;
-  const { columns, rows } = DATA.methods;
+  const { columns, rows, title, note } = DATA.methods;
+  if (note) { find("streams-table").append(html("p", { class: "quiet" }, note)); return; }
   if (columns.length < 2) { find("streams-table").hidden = true; return; }
   const head = html("tr", {}, html("th", { scope: "col", class: "text" }, "Method"),
     columns.map((column) => html("th", { scope: "col" }, column)));
@@ -48,5 +49,5 @@ function drawAnswers() {
   find("streams-table").append(html("div", { class: "scroll" }, html("table", { class: "stacked" },
     html("caption", { class: "unseen" }, "Methods and streams"), html("thead", {}, head), html("tbody", {}, body))),
     html("p", { class: "quiet" },
-      `${TITLES[AP]}. ★ best of the column without old data${tied ? "; † within noise of it" : ""}.`));
+      `${title}. ★ best of the column without old data${tied ? "; † within noise of it" : ""}.`));
 }

@@ -49,7 +49,9 @@ const plusMinus = (run, name, digits = DIGITS) =>
   withSpread(run, run.metrics[name]?.mean, run.metrics[name]?.std, digits);
 const headline = (run, digits) =>
   [AP, AF].map((name) => `${TITLES[name]} ${plusMinus(run, name, digits)}${unitOf(run)}`).join(", ");
-const taskName = (run, task) => "task " + (task + 1) + (run.tasks[task] ? " (" + run.tasks[task] + ")" : "");
+// A task's number and its classes: those of one seed, or those that all seeds share.
+const taskNames = (run, seed = "mean") => run.seed_tasks[run.seeds.map(String).indexOf(seed)] ?? run.tasks;
+const taskName = (names, task) => "task " + (task + 1) + (names[task] ? " (" + names[task] + ")" : "");
 
 // Each method has its own colour and marker (a style), the same in every figure and every report.
 const MARKERS = [

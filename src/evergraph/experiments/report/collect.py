@@ -18,7 +18,9 @@ from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import SUMMARIES, as_array, mean_std, summarize
 from evergraph.experiments.comparison import stream_titles
-from evergraph.experiments.plots import anytime_curve, change_matrix, describe_metric, mean_matrix
+from evergraph.experiments.labels import as_text, labels
+from evergraph.experiments.metric_titles import describe_metric
+from evergraph.experiments.plots import anytime_curve, change_matrix, mean_matrix
 from evergraph.experiments.report.answer import COLOURS, role_of, style_of
 from evergraph.experiments.result_file import CELLS, RESULTS, TUNING, each_test_graph, is_trial, read_results
 from evergraph.experiments.run_folder import read_result
@@ -26,7 +28,6 @@ from evergraph.experiments.told import bytes_kept, keeps, uses
 from evergraph.persistence.reading import read_rows
 
 MOST_POINTS = 600  # per learning curve; a page has no more pixels
-MOST_NAMED = 6  # settings in a label
 NEEDED = ("stream", "method", "protocol", "seeds", "matrices")  # keys that a result must have to be shown
 
 
@@ -82,7 +83,7 @@ def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
         entry["stream"] = titles[entry["stream"]]
         entry["style"] += COLOURS * met[entry["method"]]  # the same colour, another marker
         met[entry["method"]] += 1
-    for entry, label in zip(entries, _labels(entries)):
+    for entry, label in zip(entries, labels(entries)):
         entry["label"] = label
     return entries
 
@@ -132,7 +133,7 @@ def _entry(place: str, result: dict[str, Any], curves: list[dict[str, Any]]) -> 
         "style": style_of(str(result["method"])),
         "role": role_of(result),
         "access": {
-            key: keeps(result) if key == "keeps" else _text(value) or "nothing"
+            key: keeps(result) if key == "keeps" else as_text(value) or "nothing"
             for key, value in result.get("access", {}).items()
         },
         "uses": uses(result),
@@ -142,7 +143,7 @@ def _entry(place: str, result: dict[str, Any], curves: list[dict[str, Any]]) -> 
         "kept_after": _largest([values for values in result.get("kept_bytes", []) if values]),
         "device": result.get("device"),
         "versions": result.get("versions", {}),
-        "tasks": [", ".join(map(str, names)) for names in _task_classes(result, len(matrices[0]))],
+        **_task_names(result),
         "metrics": {name: _finite(values) for name, values in {**summaries, **recorded}.items()},
         "matrices": [_rows(as_array(matrix)) for matrix in matrices],
         **_panels(matrices),
@@ -178,9 +179,28 @@ def summary_titles(runs: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     return [*titles, *({"name": name, "title": name, "about": about} for name in others)]
 
 
-def _task_classes(result: dict[str, Any], number: int) -> list[list[str]]:
-    given = result.get("task_classes") or []
-    return given if len(given) == number else [[] for _ in range(number)]
+def _task_names(result: dict[str, Any]) -> dict[str, Any]:
+    """What each task brings, as text: for each seed, and for means over seeds; empty where it is unknown or differs."""
+    number = len(result["matrices"][0])
+    seeds = [_texts(classes, number) for classes in _seed_task_classes(result)]
+    alike = all(names == seeds[0] for names in seeds)
+    return {"tasks": seeds[0] if alike else _texts([], number), "seed_tasks": seeds}
+
+
+def _texts(classes: list[list[str]], number: int) -> list[str]:
+    return [", ".join(map(str, names)) for names in classes] if len(classes) == number else [""] * number
+
+
+def _seed_task_classes(result: dict[str, Any]) -> list[list[list[str]]]:
+    """Each seed's classes of each task.
+
+    Earlier versions recorded those of the first seed alone, which are not the others' if the seed decides the order.
+    """
+    own: list[list[list[str]]] = result.get("seed_task_classes") or []
+    if len(own) == len(result["seeds"]):
+        return own
+    first = result.get("task_classes") or []
+    return [first] + [[] if result["protocol"].get("order") == "random" else first] * (len(result["seeds"]) - 1)
 
 
 def _curve(folder: Path, seed: int) -> dict[str, Any] | None:
@@ -204,48 +224,6 @@ def _curve(folder: Path, seed: int) -> dict[str, Any] | None:
         "task": [int(columns["task"][i]) for i in keep],
         **{key: [_number(columns[key][i], 5) for i in keep] for key in ("loss", "validation_loss") if key in columns},
     }
-
-
-def _labels(entries: list[dict[str, Any]]) -> list[str]:
-    """The method's name, with the settings that distinguish it from other runs of the method; at worst a number."""
-    settings = [flat(entry) for entry in entries]
-    labels = []
-    for entry, own in zip(entries, settings):
-        alike = [other for other, one in zip(settings, entries) if one["method"] == entry["method"] and other != own]
-        extra: list[str] = []
-        for key, value in own.items():
-            apart = [other for other in alike if other.get(key) != value]
-            if apart and len(extra) < MOST_NAMED:
-                extra.append(f"{key.split('.')[-1]} {value}")
-                alike = [other for other in alike if other not in apart]
-        labels.append(f"{entry['method']} ({', '.join(extra)})" if extra else entry["method"])
-    for label in set(labels):
-        same = [i for i, other in enumerate(labels) if other == label]
-        for number, i in enumerate(same if len(same) > 1 else [], start=1):
-            labels[i] = f"{label} #{number}"
-    return labels
-
-
-def flat(entry: dict[str, Any]) -> dict[str, str]:
-    """Everything that a run's numbers depend on, as text under dotted names."""
-    found = {"stream": entry["stream"], "seeds": ", ".join(map(str, entry["seeds"]))}
-    for group in ("protocol", "model", "hyperparameters"):
-        found |= {f"{group}.{key}": _text(value) for key, value in entry[group].items()}
-    if found.get("protocol.stream") == found["stream"]:
-        del found["protocol.stream"]
-    return found
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key}={_text(item)}" for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_text, value))
-    return (
-        {True: "yes", False: "no", None: "none"}.get(value, str(value))
-        if isinstance(value, (bool, type(None)))
-        else f"{value}"
-    )
 
 
 def _number(value: Any, digits: int = 6) -> float | None:

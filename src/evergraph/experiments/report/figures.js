@@ -196,7 +196,8 @@ function drawLearning() {
         if (k) frame.picture.append(upright(frame, "task", x));
         const losses = `loss ${show(first.loss[k], 3)} at first, ${show(first.loss[until], 3)} in the end`;
         const at = [frame.along(first.step[until]), frame.up(first.loss[until] ?? high)];
-        hits.push(target(...at, `${run.label}, ${taskName(run, task)}\n${losses} (seed ${first.seed})`));
+        const name = taskName(taskNames(run, String(first.seed)), task);
+        hits.push(target(...at, `${run.label}, ${name}\n${losses} (seed ${first.seed})`));
       });
       run.curves.forEach((curve, s) => kinds.filter((kind) => curve[kind]).forEach((kind) => {
         const points = curve.step.flatMap((step, k) => {

@@ -30,13 +30,14 @@ const VIEWS = {
 // A run's matrices: those of one seed, or their mean over seeds if requested or if the run lacks the seed.
 function matricesOf(run, seed = "mean") {
   const s = run.seeds.map(String).indexOf(seed);
-  if (s >= 0) return { values: run.matrices[s], changes: run.changes[s], spread: null };
+  const names = taskNames(run, seed);
+  if (s >= 0) return { values: run.matrices[s], changes: run.changes[s], spread: null, names };
   const spread = run.seeds.length > 1 ? run.spread_matrix : null;
-  return { values: run.mean_matrix, changes: run.mean_change, spread };
+  return { values: run.mean_matrix, changes: run.mean_change, spread, names };
 }
 
-function cellText(run, { values, changes, spread }, t, i) {
-  const where = `After task ${t + 1}, ${taskName(run, i)}`;
+function cellText(run, { values, changes, spread, names }, t, i) {
+  const where = `After task ${t + 1}, ${taskName(names, i)}`;
   if (!known(values[t][i])) return where + ": not measured";
   const over = spread ? " ± " + show(spread[t][i], DIGITS) : "";
   let text = `${where}\n${show(values[t][i], DIGITS)}${over}${unitOf(run)}`;
@@ -141,7 +142,7 @@ function drawHeatmaps() {
   figures.forEach((figure) => responsive(figure, (width) => { widths.set(figure, width); redraw(figure); }));
   tools("heatmaps", () => {
     const rows = RUNS.flatMap((run) => run.matrices.flatMap((matrix, s) => matrix.flatMap((row, t) => row
-      .map((value, i) => [run.label, run.seeds[s], t + 1, i + 1, run.tasks[i], value, run.changes[s][t][i]])
+      .map((value, i) => [run.label, run.seeds[s], t + 1, i + 1, run.seed_tasks[s][i], value, run.changes[s][t][i]])
       .filter((entry) => known(entry[5])))));
     return [["run", "seed", "after_task", "task", "classes", METRIC.name, "change_since_learned"], ...rows];
   }, () => figures.map((figure) => figure.querySelector("svg.map")));

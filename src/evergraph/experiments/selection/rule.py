@@ -15,7 +15,7 @@ from evergraph.core.settings import Checked
 from evergraph.data import TaskStream
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import average_performance, learning_accuracy
-from evergraph.experiments.plots import describe_metric
+from evergraph.experiments.metric_titles import describe_metric
 from evergraph.experiments.selection.proposals import batches
 from evergraph.experiments.selection.space import Point, Space
 from evergraph.experiments.specification import RunSpec
