@@ -516,3 +516,11 @@ def test_tables_name_metric_and_attribute_and_nothing_given_is_ignored(evergraph
     status, _, err = evergraph("run", "growing-links:links=100", *few, "--metric", "accuracy", "--out", tmp_path / "c")
     assert status == 2
     assert "choose one of: roc-auc, hits@10, hits@20, hits@50, hits@100, mrr" in err
+
+
+@pytest.mark.parametrize("hidden", [15, 16, 19])
+def test_links_are_learned_whatever_the_number_of_random_features(hidden: int) -> None:
+    """Five blocks of one width have fewer features than asked for if it is not a multiple of five."""
+    stream = eg.stream("growing-links:nodes=80,waves=2,groups=4,links=100")
+    learner = eg.Learner(eg.RandomFeatures(hidden=hidden), "analytic", device="cpu").fit(stream)
+    assert learner.evaluate(stream).ap > 60

@@ -199,7 +199,9 @@ class Paired(Readout):
             self.width = int(getattr(self.node_model, "hidden", 64)) if module is None else None
         self.width = measure_width(module, in_channels) if self.width is None else self.width
         self.node_model.setup(in_channels, self.width)
-        self.head = nn.Parameter(torch.empty(3 * self.width + 1, out_channels))
+        own = capable(self.node_model, "output_weight") if of_width is not None else None
+        width = self.width if own is None else own().size(0) - 1  # blocks of one width may be fewer features
+        self.head = nn.Parameter(torch.empty(3 * width + 1, out_channels))
         draw(self.head)
 
     def reset_parameters(self) -> None:
