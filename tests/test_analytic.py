@@ -373,6 +373,23 @@ def test_no_edges_no_judgement() -> None:
     assert judge_edges(empty, torch.full((4, 2), 0.5)) == (empty, 0.0)
 
 
+def test_tasks_without_a_class_of_their_own_do_not_count_when_edges_are_judged(graph: Graph) -> None:
+    """An edge between tasks joins two that brought classes: of these there are two, whatever came between them."""
+    first, second = list(eg.TaskStream(graph, 3))[:2]
+    found = []
+    for tasks in ([first, second], [first, first, second]):
+        learner = eg.Learner(encoder(), eg.Analytic(ridge=0.3, balance=0.0), dtype=torch.float64)
+        for task in tasks:
+            learner.learn(task)
+        assert isinstance(learner.method, Analytic)
+        prediction = learner.method._prediction(learner.model)
+        assert prediction.judges
+        vote = torch.randn(graph.num_nodes, prediction.head.size(1), generator=torch.Generator().manual_seed(0))
+        found.append(prediction.weigh(graph.adjacency, vote))
+    assert torch.allclose(found[0][0].values, found[1][0].values)
+    assert found[0][1] == pytest.approx(found[1][1])
+
+
 def test_edges_between_tasks_do_less_harm_than_they_would() -> None:
     """On average over generated graphs: how much it is on one of them is chance."""
     gains = []

@@ -306,7 +306,7 @@ class Analytic(MovingEncoder, TwoForms):
             feature_scores=whole[2],  # type: ignore[arg-type]
             temperature=self.temperature,
             smoothing=share,
-            judges=self.judge_edges and max(self.task_of_unit_, default=-1) > 0,
+            judges=self.judge_edges and len({task for task in self.task_of_unit_ if task >= 0}) > 1,
             doubt=self.doubt_,
             elsewhere=Way(vote, 2) if self.votes_ else Way(head, 0 if share else 1, share),
         )

@@ -156,8 +156,9 @@ class BlockPrediction:
     def weigh(self, adjacency: SparseMatrix, vote: Tensor, joining: Tensor | None = None) -> tuple[SparseMatrix, float]:
         """Like `judge`, from the vote's scores."""
         p = self.probabilities(vote)
-        tasks = p.new_zeros(p.size(0), int(self.task_of_unit.max()) + 1)
-        tasks.index_add_(1, self.task_of_unit.clamp(min=0), p)
+        known = self.task_of_unit[self.task_of_unit >= 0].unique()  # some tasks bring no class of their own
+        tasks = p.new_zeros(p.size(0), known.numel())
+        tasks.index_add_(1, torch.searchsorted(known, self.task_of_unit.clamp(min=int(known[0]))), p)
         return judge_edges(adjacency, tasks, joining=joining)
 
     def shares(self, adjacency: SparseMatrix, node: int, smoothing: float, rounds: int = ROUNDS) -> Tensor:
