@@ -177,7 +177,7 @@ def test_a_summary_that_is_not_finite_is_named(call: Call, tmp_path: Path, regis
     eg.registry.summaries.register(eg.evaluation.Summary("ratio", "Ratio", "A ratio.", lambda matrix: float("inf")))
     status, _, error = call("run", SMALL, "--method", "finetune", "--seeds", 1, "--out", tmp_path / "here", *QUICK)
     assert status == 2
-    assert "error: metrics.ratio.mean is inf, which is not kept in files" in error
+    assert "error: metrics.ratio.mean is inf, not a finite number; let what computes it return one" in error
 
 
 def test_the_default_run(call: Call) -> None:

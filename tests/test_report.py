@@ -691,6 +691,19 @@ def test_another_metric_labels_axes_and_heatmaps(visit, tmp_path, error_metric):
     assert browser.find_element("css selector", ".best").text.endswith("0.50")
 
 
+def test_the_page_names_the_metric_of_methods_and_streams(visit, tmp_path, error_metric):
+    for stream in ("a", "b"):
+        errors = {"stream": stream, "protocol": {"metric": "error"}, "log": False}
+        write_run(tmp_path / stream, "ewc", [[[0.5, None], [0.75, 0.25]]], **errors)
+    text = visit(tmp_path).find_element("id", "streams-table").text
+    assert "AP: squared error, lower is better. ★ best" in text
+    assert "0.50" in text
+    write_run(tmp_path / "c", "ewc", MATRICES["joint"], stream="c", log=False)
+    text = visit(tmp_path).find_element("id", "streams-table").text
+    titles = "squared error, lower is better; accuracy (%)"
+    assert text == f"No table of methods and streams: metrics differ ({titles})."
+
+
 def test_seeds_with_other_classes_in_a_task_have_their_own_labels(visit, tmp_path):
     from selenium.webdriver.support.ui import Select
 

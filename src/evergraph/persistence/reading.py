@@ -91,10 +91,9 @@ def as_json(value: Any, indent: int | None = None) -> str:
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:
-        place, number = _first_not_finite(value) or ("a result", "not a number")
+        place, number = _first_not_finite(value) or ("a result", math.nan)
         raise EvergraphError(
-            f"{place} is {number}, which is not kept in files; let what computes it return a finite number (or lower "
-            "lr if it is a loss)"
+            f"{place} is {number}, not a finite number; let what computes it return one (or lower lr if it is a loss)"
         ) from None
 
 
