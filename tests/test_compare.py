@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -239,6 +240,48 @@ def test_seeds_can_be_added_later(evergraph, tmp_path: Path, monkeypatch: pytest
     status, _, error = evergraph(*words, "--seeds", "1", "--out", "here", "--resume")
     assert status == 2
     assert "other settings (seeds)" in error
+
+
+@pytest.fixture
+def changing(tmp_path: Path) -> Iterator[Path]:
+    """The file on which the graph of the registered dataset `changing` depends."""
+    path = tmp_path / "signal.txt"
+    path.write_text("3")
+
+    def load(data_root: object) -> eg.Graph:
+        return sbm(nodes=60, classes=4, degree=4, features=8, signal=float(path.read_text()), seed=1)
+
+    eg.registry.datasets.register(eg.Dataset("changing", load, classes_per_task=1, about="depends on a file"))
+    yield path
+    eg.registry.datasets.remove("changing")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_dataset_whose_graph_has_changed_is_not_mixed_with_the_old_one(
+    evergraph, tmp_path: Path, changing: Path, lost: bool
+) -> None:
+    """Not even where the comparison was killed before the results of its finished cells were in the file."""
+    words = ["compare", "changing", "--seeds", "1", *QUICK, "--out", "here"]
+    assert evergraph(*words, "--methods", "finetune")[0] == 0
+    if lost:
+        (tmp_path / "here/results.jsonl").unlink()
+    changing.write_text("1")
+    status, _, error = evergraph(*words, "--methods", "finetune,ewc", "--resume")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "finetune was run on another graph: changing has changed since; name another with --out" in error
+    assert not (tmp_path / "here/cells/ewc").exists()
+    changing.write_text("3")
+    assert evergraph(*words, "--methods", "finetune,ewc", "--resume")[0] == 0
+    assert len({one["result"]["graph"] for one in read_results(tmp_path / "here").values()}) == 1
+
+
+def test_a_search_on_a_dataset_whose_graph_has_changed_is_not_resumed(evergraph, changing: Path) -> None:
+    words = ["tune", "changing", "--method", "ewc", "--rule", "first-tasks", "--label-scope", "seen", *QUICK]
+    assert evergraph(*words, "--trials", "1", "--out", "here")[0] == 0
+    changing.write_text("1")
+    status, _, error = evergraph(*words, "--trials", "2", "--out", "here", "--resume")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "here was run on another graph: changing has changed since" in error
 
 
 def test_results_are_saved_as_they_come(evergraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ from evergraph.experiments.result_file import (
     CELLS,
     TUNING,
     EverySoOften,
+    check_one_graph,
     each_test_graph,
     known_result,
     write_results,
@@ -296,6 +297,7 @@ def _finish_cells(
     left = {key: spec for key, spec in specs.items() if key not in known}
     for key, spec in left.items():
         check_folder(folder / CELLS / key, spec, options["resume"])
+    check_one_graph(entries, left, folder / CELLS, options["data_root"])
     failure = None
     save = EverySoOften(lambda results: write_results(folder, specs, results))  # they survive a killed comparison
     try:

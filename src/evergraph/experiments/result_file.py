@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from evergraph.errors import EvergraphError
-from evergraph.experiments.run_folder import check_graph
+from evergraph.experiments.run_folder import RunRecord, check_graph, check_same_graph, current_mark
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import write_atomically
-from evergraph.persistence.reading import as_json, parse_json, read_text
+from evergraph.persistence.reading import as_json, parse_json, read_record, read_text
 
 RESULTS = "results.jsonl"
 CELLS = "cells"  # the folder of the runs, beside the file
@@ -102,3 +102,31 @@ def known_result(entries: Mapping[str, dict[str, Any]], key: str, spec: RunSpec)
         return None
     check_graph(spec, result.get("graph"), f"{RESULTS}: {key}")
     return result
+
+
+def check_one_graph(
+    entries: Mapping[str, dict[str, Any]], left: Mapping[str, RunSpec], cells: Path, data_root: str | Path | None
+) -> None:
+    """Raise if a cell that is left to run would be on another graph than earlier cells of the same source.
+
+    Args:
+        entries: the cells of the results file.
+        left: the cells to run.
+        cells: the folder of the runs; those of `left` may have begun, or be finished, there.
+        data_root: folder of the datasets.
+    """
+    earlier = [(f"{RESULTS}: {key}", one["spec"], one["result"].get("graph")) for key, one in entries.items()]
+    for key in left:
+        if (config := cells / key / "run.json").exists():
+            record = read_record(config, RunRecord, "name another folder with --out")
+            earlier.append((str(cells / key), record["spec"], record["graph"]))
+    for name, spec in {_graph_asked(spec.as_dict()): spec for spec in left.values()}.items():
+        alike = [(place, mark) for place, saved, mark in earlier if mark and _graph_asked(saved) == name]
+        current = current_mark(spec, data_root) if alike else ""
+        for place, mark in alike:
+            check_same_graph(spec.source, current, mark, place)
+
+
+def _graph_asked(spec: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The part of a specification that says which graph is read, and how."""
+    return spec.get("source"), dict(spec.get("stream") or {}).get("undirected"), spec.get("problem", "")
