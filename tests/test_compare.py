@@ -284,6 +284,95 @@ def test_a_search_on_a_dataset_whose_graph_has_changed_is_not_resumed(evergraph,
     assert "here was run on another graph: changing has changed since" in error
 
 
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The method and the seed of every task learned."""
+    seen: list[tuple[str, int]] = []
+    learn = eg.Learner.learn
+
+    def watched(learner: eg.Learner, *rest: object, **more: object) -> object:
+        seen.append((learner.method.name, learner.seed))
+        return learn(learner, *rest, **more)
+
+    monkeypatch.setattr(eg.Learner, "learn", watched)
+    return seen
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("added", [["--order", "labelled", "--order", "random:1"], [STREAMS[1]]])
+def test_another_order_or_stream_runs_the_new_cells_alone(
+    evergraph, tmp_path: Path, trained: list[tuple[str, int]], added: list[str], lost: bool
+) -> None:
+    """Not even cells whose results were not in the file yet when the comparison was killed are run again."""
+    words = ["--seeds", "2", *QUICK, "--json", "--out", "here"]
+    first = json.loads(evergraph("compare", STREAMS[0], "--methods", "finetune,ewc", *words)[1])
+    tasks = len(trained) // 2
+    if lost:
+        (tmp_path / "here/results.jsonl").unlink()
+    trained.clear()
+    words = ["compare", STREAMS[0], *added, "--methods", "finetune", *words, "--resume"]
+    status, out, error = evergraph(*words)
+    assert status == 0, error
+    both = json.loads(out)
+    assert (len(both["results"]), len(trained)) == (2, tasks if "--order" in added else 6)
+    assert both["results"][0]["matrices"] == first["results"][0]["matrices"]
+    assert list(read_results(tmp_path / "here"))[-1].endswith("/finetune")
+    assert len(read_results(tmp_path / "here")) == (2 if lost else 3)
+    trained.clear()
+    assert json.loads(evergraph(*words)[1])["table"] == both["table"]
+    assert trained == []
+
+
+def test_with_another_order_fewer_seeds_are_refused_as_without(evergraph) -> None:
+    words = ["compare", STREAMS[0], "--methods", "finetune", *QUICK, "--out", "here"]
+    assert evergraph(*words, "--seeds", "2")[0] == 0
+    status, _, error = evergraph(*words, "--seeds", "1", "--order", "labelled", "--order", "random:1", "--resume")
+    assert status == 2
+    assert "finetune was run with other settings (seeds)" in error
+
+
+def test_the_report_shows_what_the_tables_show(evergraph, tmp_path: Path) -> None:
+    """Each order and seed once, and the methods asked for, though the folder holds others."""
+    words = ["compare", STREAMS[0], "--seeds", "1", *QUICK, "--out", "here", "--json"]
+    assert evergraph(*words, "--methods", "finetune,ewc")[0] == 0
+    orders = ["--order", "labelled", "--order", "random:1"]
+    out = json.loads(evergraph(*words, "--methods", "mas,finetune", *orders, "--resume")[1])
+    assert {row["method"]: row["runs"] for row in out["table"]} == {"mas": 2, "finetune": 2}
+    page = (tmp_path / "here/report.html").read_text()
+    shown = [(run["method"], run["protocol"]["order"]) for run in page_data(page)["runs"]]
+    assert sorted(shown) == [(name, order) for name in ("finetune", "mas") for order in ("labelled", "random:1")]
+    assert shown == [(one["method"], one["protocol"]["order"]) for one in out["results"]]
+    assert len(read_runs(find_runs([tmp_path / "here"])[0])) == 5  # the folder's own report shows all of them
+
+
+def page_data(page: str) -> dict:
+    """The data that a report's page holds."""
+    (text,) = re.findall(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
+    return json.loads(text)
+
+
+def test_a_run_under_two_keys_is_reported_once(evergraph, tmp_path: Path) -> None:
+    words = ["compare", STREAMS[0], "--methods", "finetune", *QUICK, "--out", "here"]
+    assert evergraph(*words, "--seeds", "1")[0] == 0
+    before = (tmp_path / "here/results.jsonl").read_text().replace('"key": "finetune"', '"key": "labelled/finetune"')
+    assert evergraph(*words, "--seeds", "2", "--resume")[0] == 0
+    with (tmp_path / "here/results.jsonl").open("a") as file:
+        file.write(before)
+    assert len(read_results(tmp_path / "here")) == 2
+    (run,) = read_runs(find_runs([tmp_path / "here"])[0])
+    assert run["seeds"] == [0, 1]
+
+
+def test_with_another_order_the_search_is_not_repeated(evergraph, tmp_path: Path) -> None:
+    words = ["compare", STREAMS[0], "--methods", "ewc", "--seeds", "1", "--tune", "first-tasks", "--trials", "2"]
+    words += [*QUICK, "--classes-per-task", "1", "--label-scope", "seen", "--out", "here"]
+    assert evergraph(*words)[0] == 0
+    status, _, error = evergraph(*words, "--order", "labelled", "--order", "random:1", "--resume")
+    assert status == 0, error
+    assert [path.parent.name for path in (tmp_path / "here/tuning").rglob("tune.json")] == ["ewc"]
+    assert len(read_results(tmp_path / "here")) == 2
+
+
 def test_results_are_saved_as_they_come(evergraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison that is killed keeps them; `--resume` runs the rest alone."""
     monkeypatch.setattr("evergraph.cli.compare.EverySoOften", partial(EverySoOften, seconds=0))

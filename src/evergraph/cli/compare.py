@@ -32,7 +32,7 @@ from evergraph.experiments.engines import MakeEngine, engine_for
 from evergraph.experiments.method_table import latex as as_latex
 from evergraph.experiments.method_table import write_method_table
 from evergraph.experiments.plots import heatmaps
-from evergraph.experiments.report import write_report
+from evergraph.experiments.report import write_comparison_report
 from evergraph.experiments.result_file import (
     CELLS,
     TUNING,
@@ -40,10 +40,14 @@ from evergraph.experiments.result_file import (
     check_one_graph,
     each_test_graph,
     known_result,
+    recorded_specs,
+    stored_key,
+    stored_keys,
     write_results,
 )
 from evergraph.experiments.run_folder import check_folder, default_folder
 from evergraph.experiments.selection import SELECTION_RULES, SelectionRule, Space, make_rule, tune
+from evergraph.experiments.selection.record import RECORD
 from evergraph.experiments.selection.side_by_side import SearchWith, search_side_by_side
 from evergraph.experiments.selection.tuning import BEST
 from evergraph.methods import METHODS
@@ -121,6 +125,7 @@ def compare_command(
         if rule is not None:
             specs, tuned = _tuned(specs, spaces, rule, trials, tune_seeds, folder, options)
             note = f"Settings chosen by the rule {tune_by}, {trials} trials for each method and stream; see {TUNING}/."
+        specs = stored_keys(specs, entries, folder / CELLS)
         results, failure = _finish_cells(specs, folder, entries, options)
         listed = list(results.values())
         if failure is not None and not listed:
@@ -130,7 +135,7 @@ def compare_command(
         write_tables(rows, folder)
         table = write_method_table(listed, folder, note, tuned)
         picture = heatmaps(listed, folder / "heatmaps.png")
-        page = write_report([folder], folder / "report.html").page
+        page = write_comparison_report(folder, list(specs)).page
         if failure is not None:  # the tables hold the results so far
             raise failure
     trained = any("epochs" in result["protocol"] for result in listed)
@@ -225,10 +230,12 @@ def _tuned(
     settings are all given stays as it is.
     """
     searches: dict[str, SearchWith] = {}
+    begun = recorded_specs(folder / TUNING, RECORD)
     for key, spec in specs.items():
-        name, place = _tuned_as(key, spec), folder / TUNING / key
+        name = _tuned_as(key, spec)
         if key in spaces and name not in searches:
             first = replace(spec, seeds=list(range(seeds)), also_test=[])
+            place = folder / TUNING / (stored_key(key, first, begun) or key)
             searches[name] = partial(_search, first, spaces[key], rule, trials, place, options)
     jobs = (options["jobs"] or 1) if options["on"] == "local" else 1
     chosen = {name: found["best"] for name, found in search_side_by_side(searches, jobs).items()}
@@ -274,7 +281,7 @@ def _search(
         jobs=jobs if options["on"] == "local" else options["jobs"] or 1,
         engine=engine or engine_for(options["on"], options["jobs"]),
         data_root=options["data_root"],
-        resume=(folder / "tune.json").exists(),
+        resume=(folder / RECORD).exists(),
     )
     print(f"tuned {spec.method} on {spec.source}", file=sys.stderr, flush=True)
     return found

@@ -32,6 +32,12 @@ class Entry(TypedDict):
     result: dict[str, Any]
 
 
+class Recorded(TypedDict):
+    """What the record of a run and that of a search have in common."""
+
+    spec: dict[str, Any]
+
+
 def read_results(folder: str | Path) -> dict[str, dict[str, Any]]:
     """Read a folder's `results.jsonl`: entries with `spec` and `result`, by key; empty if there is no file."""
     path = Path(folder) / RESULTS
@@ -102,6 +108,43 @@ def known_result(entries: Mapping[str, dict[str, Any]], key: str, spec: RunSpec)
         return None
     check_graph(spec, result.get("graph"), f"{RESULTS}: {key}")
     return result
+
+
+def stored_keys(specs: Mapping[str, RunSpec], entries: Mapping[str, dict[str, Any]], cells: Path) -> dict[str, RunSpec]:
+    """Return the cells under the keys by which they are stored; a new cell keeps its own.
+
+    A key names what varies in one comparison, so that another stream or order gives the same cell another key.
+
+    Args:
+        specs: the cells, by the keys that this comparison gives them.
+        entries: the cells of the results file.
+        cells: the folder of the runs, some of which may not be in the results file yet.
+    """
+    listed = {key: entry["spec"] for key, entry in entries.items()}
+    found = {key: stored_key(key, spec, listed) for key, spec in specs.items()}
+    if None in found.values():
+        begun = recorded_specs(cells, "run.json")
+        found = {key: found[key] or stored_key(key, spec, begun) for key, spec in specs.items()}
+    return {found[key] or key: spec for key, spec in specs.items()}
+
+
+def stored_key(key: str, spec: RunSpec, saved: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the key of the same run, with whichever seeds, among saved specifications; `key` itself if it is one."""
+
+    def is_same(one: Mapping[str, Any]) -> bool:
+        alike = one.get("source") == spec.source and one.get("method") == spec.method  # rules most of them out
+        return alike and not {*spec.differences(one)} - {"seeds"}
+
+    return next((other for other in (key, *saved) if other in saved and is_same(saved[other])), None)
+
+
+def recorded_specs(folder: Path, name: str) -> dict[str, dict[str, Any]]:
+    """Return the specification in each file of this name below a folder, by the path of the file's own folder."""
+    advice = "restore it from a copy, or remove its folder"
+    return {
+        path.parent.relative_to(folder).as_posix(): read_record(path, Recorded, advice)["spec"]
+        for path in sorted(folder.rglob(name))
+    }
 
 
 def check_one_graph(
