@@ -21,7 +21,10 @@ from evergraph.experiments import RunSpec
 from evergraph.experiments.cells import CellsFailedError
 from evergraph.experiments.comparison import (
     cell_key,
+    check_cells_differ,
     check_names,
+    check_varied,
+    own_variation,
     shares,
     table_rows,
     training_groups,
@@ -95,7 +98,7 @@ def compare_command(
     Every method has its own default settings; an option that you give applies to all methods. --set KEY=VALUE applies
     to every method with that setting, --set METHOD.KEY=VALUE to one method, its model or its training: --set
     ewc.strength=5, --set auto.hidden=1024, --set lwf.lr=0.01, --set analytic.model=random-features. --vary works in
-    the same way. With --resume, more --seeds run only the new ones.
+    the same way. METHOD.KEY overrules KEY. With --resume, more --seeds run only the new ones.
     """
     axes = {
         "stream": check_names("stream", streams or [DEFAULT_STREAM]),
@@ -172,13 +175,13 @@ def _specs(
     """
     methods, model = axes["method"], options["model"] or ""
     given = common.method_settings(methods, options)
+    check_varied(methods, given, varied)
     specs: dict[str, RunSpec] = {}
     fixed: dict[str, set[str]] = {}
     for values, variation in itertools.product(itertools.product(*axes.values()), variations(varied)):
         chosen = dict(zip(axes, values))
         name = chosen["method"]
         settings, models, training = (share[name] for share in shares(methods, {**given, **variation}, model))
-        own = {key: value for share in shares(methods, variation, model) for key, value in share[name].items()}
         groups = training_groups(name, settings, test_graphs)
         parts = {**axes, "test_graph": [group[0] for group in groups]}
         for group in groups:
@@ -192,8 +195,9 @@ def _specs(
                 training=replace(spec.training, **training),
             )
             spec.check()
-            key = cell_key(parts, {**chosen, "test_graph": group[0]}, own)
+            key = cell_key(parts, {**chosen, "test_graph": group[0]}, own_variation(variation, name))
             specs[key], fixed[key] = spec, {*common.training_options(options), *training}
+    check_cells_differ(specs)
     return specs, fixed
 
 
