@@ -21,6 +21,7 @@ from scipy import stats
 from torch_geometric.data import Data
 
 import evergraph as eg
+from evergraph.cli.common import look_for_results
 from evergraph.data.datasets.sbm import sbm
 from evergraph.evaluation.significance import paired_p, within_noise
 from evergraph.experiments.latex import escape
@@ -371,6 +372,51 @@ def test_with_another_order_the_search_is_not_repeated(evergraph, tmp_path: Path
     assert status == 0, error
     assert [path.parent.name for path in (tmp_path / "here/tuning").rglob("tune.json")] == ["ewc"]
     assert len(read_results(tmp_path / "here")) == 2
+
+
+@pytest.mark.parametrize("left", ["cells/finetune/", "cells/finetune/.lock", "cells/failures.txt"])
+def test_a_comparison_stopped_before_its_first_run_goes_on(evergraph, tmp_path: Path, left: str) -> None:
+    leave(tmp_path / "here", left)
+    words = ["compare", STREAMS[0], "--methods", "finetune", "--seeds", "1", *QUICK, "--out", "here", "--resume"]
+    status, _, error = evergraph(*words)
+    assert status == 0, error
+    assert list(read_results(tmp_path / "here")) == ["finetune"]
+
+
+def test_a_tuned_comparison_stopped_before_its_first_trial_goes_on(evergraph, tmp_path: Path, monkeypatch) -> None:
+    words = ["compare", STREAMS[0], "--methods", "ewc", "--seeds", "1", "--tune", "first-tasks", "--trials", "1"]
+    words += [*QUICK, "--classes-per-task", "1", "--label-scope", "seen", "--out", "here"]
+
+    def killed(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("evergraph.experiments.selection.search.Search.run", killed)
+        status, _, error = evergraph(*words)
+        assert status == 130
+        assert "go on with: evergraph compare" in error
+    status, _, error = evergraph(*words, "--resume")
+    assert status == 0, error
+
+
+@pytest.mark.parametrize("left", ["cells/coauthor-cs/best/ewc/", "commands.jsonl", "cells/failures.txt"])
+def test_an_experiment_stopped_before_its_first_run_may_go_on(tmp_path: Path, left: str) -> None:
+    leave(tmp_path / "here", left)
+    assert look_for_results(tmp_path / "here", "an experiment") == {}
+
+
+@pytest.mark.parametrize("left", ["letter.txt", "letters/old/letter.txt"])
+def test_a_folder_with_something_else_is_not_taken(tmp_path: Path, left: str) -> None:
+    leave(tmp_path / "here", left)
+    with pytest.raises(eg.EvergraphError, match="here exists and is not a comparison's folder; name another"):
+        look_for_results(tmp_path / "here", "a comparison")
+
+
+def leave(folder: Path, name: str) -> None:
+    """Leave an empty file, or an empty folder if its name ends in a slash, in a folder."""
+    place = folder / name
+    place.parent.mkdir(parents=True)
+    place.mkdir() if name.endswith("/") else place.write_text("")
 
 
 def test_results_are_saved_as_they_come(evergraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from evergraph.persistence.reading import as_json, parse_json, read_record, read
 
 RESULTS = "results.jsonl"
 CELLS = "cells"  # the folder of the runs, beside the file
+COMMANDS = "commands.jsonl"  # the commands that ran cells of `paper`, beside the cells
 TUNING = "tuning"  # the folder of the trials by which a comparison's settings were chosen
 
 CHOOSING = "choose"  # in the keys of trials by which a protocol's settings were chosen
