@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 
 import evergraph as eg
 from evergraph.cli import common
@@ -268,6 +270,40 @@ def test_progress_is_on_stderr_only(tmp_path: Path) -> None:
     assert "seed 1/1, task 3/3, epoch 2/2" in error
     assert "Warning" not in error
     assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("declares", [True, False])
+def test_a_plug_in_whose_settings_have_no_defaults_is_listed(
+    call: Call, monkeypatch: pytest.MonkeyPatch, declares: bool
+) -> None:
+    @dataclass(repr=False)
+    class Needy(eg.Method):
+        name = "needy"
+        strength: float
+        over: int = 3
+        names: list = field(default_factory=list)
+        access = eg.Access(keeps=("parameters",)) if declares else property(lambda self: eg.Access())
+
+    class Wide(eg.GCN):
+        """A model."""
+
+        def __init__(self, width: int, activation: object = torch.relu) -> None:
+            super().__init__(width)
+
+    METHODS.register(Needy)
+    eg.MODELS.register(name="wide")(Wide)
+    try:
+        method = next(row for row in json.loads(call("methods", "--json")[1]) if row["name"] == "needy")
+        assert (method["required"], method["hyperparameters"]["over"]) == (["strength"], 3)
+        assert (method["access"] or {}).get("keeps") == (["parameters"] if declares else None)
+        model = next(row for row in json.loads(call("models", "--json")[1]) if row["name"] == "wide")
+        assert (model["required"], list(model["hyperparameters"])) == (["width"], ["activation"])
+        monkeypatch.setenv("COLUMNS", "200")
+        assert "strength (required), over=3" in call("methods")[1]
+        assert "width (required), activation=" in call("models")[1]
+    finally:
+        METHODS.remove("needy")
+        eg.MODELS.remove("wide")
 
 
 def test_methods_models_and_streams(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

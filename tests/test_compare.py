@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from scipy import stats
 from torch_geometric.data import Data
 
 import evergraph as eg
+from evergraph.cli.common import look_for_results
 from evergraph.cli.tables import methods_and_streams
 from evergraph.data.datasets.sbm import sbm
 from evergraph.evaluation.significance import paired_p, within_noise
@@ -324,6 +326,182 @@ def test_seeds_can_be_added_later(evergraph, tmp_path: Path, monkeypatch: pytest
     status, _, error = evergraph(*words, "--seeds", "1", "--out", "here", "--resume")
     assert status == 2
     assert "other settings (seeds)" in error
+
+
+@pytest.fixture
+def changing(tmp_path: Path) -> Iterator[Path]:
+    """The file on which the graph of the registered dataset `changing` depends."""
+    path = tmp_path / "signal.txt"
+    path.write_text("3")
+
+    def load(data_root: object) -> eg.Graph:
+        return sbm(nodes=60, classes=4, degree=4, features=8, signal=float(path.read_text()), seed=1)
+
+    eg.registry.datasets.register(eg.Dataset("changing", load, classes_per_task=1, about="depends on a file"))
+    yield path
+    eg.registry.datasets.remove("changing")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_dataset_whose_graph_has_changed_is_not_mixed_with_the_old_one(
+    evergraph, tmp_path: Path, changing: Path, lost: bool
+) -> None:
+    """Not even where the comparison was killed before the results of its finished cells were in the file."""
+    words = ["compare", "changing", "--seeds", "1", *QUICK, "--out", "here"]
+    assert evergraph(*words, "--methods", "finetune")[0] == 0
+    if lost:
+        (tmp_path / "here/results.jsonl").unlink()
+    changing.write_text("1")
+    status, _, error = evergraph(*words, "--methods", "finetune,ewc", "--resume")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "finetune was run on another graph: changing has changed since; name another with --out" in error
+    assert not (tmp_path / "here/cells/ewc").exists()
+    changing.write_text("3")
+    assert evergraph(*words, "--methods", "finetune,ewc", "--resume")[0] == 0
+    assert len({one["result"]["graph"] for one in read_results(tmp_path / "here").values()}) == 1
+
+
+def test_a_search_on_a_dataset_whose_graph_has_changed_is_not_resumed(evergraph, changing: Path) -> None:
+    words = ["tune", "changing", "--method", "ewc", "--rule", "first-tasks", "--label-scope", "seen", *QUICK]
+    assert evergraph(*words, "--trials", "1", "--out", "here")[0] == 0
+    changing.write_text("1")
+    status, _, error = evergraph(*words, "--trials", "2", "--out", "here", "--resume")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "here was run on another graph: changing has changed since" in error
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The method and the seed of every task learned."""
+    seen: list[tuple[str, int]] = []
+    learn = eg.Learner.learn
+
+    def watched(learner: eg.Learner, *rest: object, **more: object) -> object:
+        seen.append((learner.method.name, learner.seed))
+        return learn(learner, *rest, **more)
+
+    monkeypatch.setattr(eg.Learner, "learn", watched)
+    return seen
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("added", [["--order", "labelled", "--order", "random:1"], [STREAMS[1]]])
+def test_another_order_or_stream_runs_the_new_cells_alone(
+    evergraph, tmp_path: Path, trained: list[tuple[str, int]], added: list[str], lost: bool
+) -> None:
+    """Not even cells whose results were not in the file yet when the comparison was killed are run again."""
+    words = ["--seeds", "2", *QUICK, "--json", "--out", "here"]
+    first = json.loads(evergraph("compare", STREAMS[0], "--methods", "finetune,ewc", *words)[1])
+    tasks = len(trained) // 2
+    if lost:
+        (tmp_path / "here/results.jsonl").unlink()
+    trained.clear()
+    words = ["compare", STREAMS[0], *added, "--methods", "finetune", *words, "--resume"]
+    status, out, error = evergraph(*words)
+    assert status == 0, error
+    both = json.loads(out)
+    assert (len(both["results"]), len(trained)) == (2, tasks if "--order" in added else 6)
+    assert both["results"][0]["matrices"] == first["results"][0]["matrices"]
+    assert list(read_results(tmp_path / "here"))[-1].endswith("/finetune")
+    assert len(read_results(tmp_path / "here")) == (2 if lost else 3)
+    trained.clear()
+    assert json.loads(evergraph(*words)[1])["table"] == both["table"]
+    assert trained == []
+
+
+def test_with_another_order_fewer_seeds_are_refused_as_without(evergraph) -> None:
+    words = ["compare", STREAMS[0], "--methods", "finetune", *QUICK, "--out", "here"]
+    assert evergraph(*words, "--seeds", "2")[0] == 0
+    status, _, error = evergraph(*words, "--seeds", "1", "--order", "labelled", "--order", "random:1", "--resume")
+    assert status == 2
+    assert "finetune was run with other settings (seeds)" in error
+
+
+def test_the_report_shows_what_the_tables_show(evergraph, tmp_path: Path) -> None:
+    """Each order and seed once, and the methods asked for, though the folder holds others."""
+    words = ["compare", STREAMS[0], "--seeds", "1", *QUICK, "--out", "here", "--json"]
+    assert evergraph(*words, "--methods", "finetune,ewc")[0] == 0
+    orders = ["--order", "labelled", "--order", "random:1"]
+    out = json.loads(evergraph(*words, "--methods", "mas,finetune", *orders, "--resume")[1])
+    assert {row["method"]: row["runs"] for row in out["table"]} == {"mas": 2, "finetune": 2}
+    page = (tmp_path / "here/report.html").read_text()
+    shown = [(run["method"], run["protocol"]["order"]) for run in page_data(page)["runs"]]
+    assert sorted(shown) == [(name, order) for name in ("finetune", "mas") for order in ("labelled", "random:1")]
+    assert shown == [(one["method"], one["protocol"]["order"]) for one in out["results"]]
+    assert len(read_runs(find_runs([tmp_path / "here"])[0])) == 5  # the folder's own report shows all of them
+
+
+def page_data(page: str) -> dict:
+    """The data that a report's page holds."""
+    (text,) = re.findall(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
+    return json.loads(text)
+
+
+def test_a_run_under_two_keys_is_reported_once(evergraph, tmp_path: Path) -> None:
+    words = ["compare", STREAMS[0], "--methods", "finetune", *QUICK, "--out", "here"]
+    assert evergraph(*words, "--seeds", "1")[0] == 0
+    before = (tmp_path / "here/results.jsonl").read_text().replace('"key": "finetune"', '"key": "labelled/finetune"')
+    assert evergraph(*words, "--seeds", "2", "--resume")[0] == 0
+    with (tmp_path / "here/results.jsonl").open("a") as file:
+        file.write(before)
+    assert len(read_results(tmp_path / "here")) == 2
+    (run,) = read_runs(find_runs([tmp_path / "here"])[0])
+    assert run["seeds"] == [0, 1]
+
+
+def test_with_another_order_the_search_is_not_repeated(evergraph, tmp_path: Path) -> None:
+    words = ["compare", STREAMS[0], "--methods", "ewc", "--seeds", "1", "--tune", "first-tasks", "--trials", "2"]
+    words += [*QUICK, "--classes-per-task", "1", "--label-scope", "seen", "--out", "here"]
+    assert evergraph(*words)[0] == 0
+    status, _, error = evergraph(*words, "--order", "labelled", "--order", "random:1", "--resume")
+    assert status == 0, error
+    assert [path.parent.name for path in (tmp_path / "here/tuning").rglob("tune.json")] == ["ewc"]
+    assert len(read_results(tmp_path / "here")) == 2
+
+
+@pytest.mark.parametrize("left", ["cells/finetune/", "cells/finetune/.lock", "cells/failures.txt"])
+def test_a_comparison_stopped_before_its_first_run_goes_on(evergraph, tmp_path: Path, left: str) -> None:
+    leave(tmp_path / "here", left)
+    words = ["compare", STREAMS[0], "--methods", "finetune", "--seeds", "1", *QUICK, "--out", "here", "--resume"]
+    status, _, error = evergraph(*words)
+    assert status == 0, error
+    assert list(read_results(tmp_path / "here")) == ["finetune"]
+
+
+def test_a_tuned_comparison_stopped_before_its_first_trial_goes_on(evergraph, tmp_path: Path, monkeypatch) -> None:
+    words = ["compare", STREAMS[0], "--methods", "ewc", "--seeds", "1", "--tune", "first-tasks", "--trials", "1"]
+    words += [*QUICK, "--classes-per-task", "1", "--label-scope", "seen", "--out", "here"]
+
+    def killed(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("evergraph.experiments.selection.search.Search.run", killed)
+        status, _, error = evergraph(*words)
+        assert status == 130
+        assert "go on with: evergraph compare" in error
+    status, _, error = evergraph(*words, "--resume")
+    assert status == 0, error
+
+
+@pytest.mark.parametrize("left", ["cells/coauthor-cs/best/ewc/", "commands.jsonl", "cells/failures.txt"])
+def test_an_experiment_stopped_before_its_first_run_may_go_on(tmp_path: Path, left: str) -> None:
+    leave(tmp_path / "here", left)
+    assert look_for_results(tmp_path / "here", "an experiment") == {}
+
+
+@pytest.mark.parametrize("left", ["letter.txt", "letters/old/letter.txt"])
+def test_a_folder_with_something_else_is_not_taken(tmp_path: Path, left: str) -> None:
+    leave(tmp_path / "here", left)
+    with pytest.raises(eg.EvergraphError, match="here exists and is not a comparison's folder; name another"):
+        look_for_results(tmp_path / "here", "a comparison")
+
+
+def leave(folder: Path, name: str) -> None:
+    """Leave an empty file, or an empty folder if its name ends in a slash, in a folder."""
+    place = folder / name
+    place.parent.mkdir(parents=True)
+    place.mkdir() if name.endswith("/") else place.write_text("")
 
 
 def test_results_are_saved_as_they_come(evergraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,17 @@ import torch
 
 import evergraph as eg
 from evergraph.experiments import told
-from evergraph.experiments.comparison import markdown, settings_apart, table_rows, training_groups, variations
+from evergraph.experiments.comparison import (
+    markdown,
+    settings_apart,
+    settings_by_method,
+    table_rows,
+    training_groups,
+    variations,
+)
 from evergraph.experiments.method_table import method_table
 from evergraph.experiments.result_file import each_test_graph
-from evergraph.methods import METHODS
+from evergraph.methods import METHODS, make_method
 
 SMALL = "sbm:nodes=120,classes=6,degree=4,features=8,signal=3"
 QUICK = ["--epochs", "2", "--hidden", "16", "--device", "cpu"]
@@ -126,6 +133,55 @@ def test_a_setting_at_several_values_is_several_rows_of_the_methods_that_have_it
     assert "| leak |" in table
     status, _, err = call(*words[:4], "--vary", "memory=1,2", *QUICK)
     assert (status, "unknown setting of finetune, stand-in-curvature 'memory'" in err) == (2, True)
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_the_most_specific_key_sets_a_setting(turn: int) -> None:
+    """Whatever the order of the keys, in a method of its own and in a composed one."""
+    settings = {"strength": "5", "ewc.strength": "100", "ema+mas.strength": "7", "mas.strength": "8"}
+    methods = ["ewc", "ewc+ema", "si", "ema+mas", "ewc+mas"]
+    shares = settings_by_method(methods, dict(list(settings.items())[::turn]))
+    assert shares["ewc"] == {"strength": "100"}
+    assert shares["ewc+ema"] == {"ewc.strength": "100"}
+    assert shares["si"] == {"strength": "5"}
+    assert shares["ema+mas"] == {"strength": "7"}
+    made = [make_method(name, share) for name, share in shares.items()]
+    strengths = [[part.strength for part in method.parts() if part.name != "ema"] for method in made]
+    assert strengths == [[100], [100], [5], [7], [100, 8]]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--set", "ewc.strength=100", "--vary", "strength=1,10"],
+            "--vary strength: ewc.strength=100 fixes it for ewc; ",
+        ),
+        (
+            ["--set", "strength=100", "--vary", "strength=1,10"],
+            "--vary strength: strength=100 fixes it; leave one",
+        ),
+        (
+            ["--set", "ema+ewc.lr=1", "--vary", "ema+ewc.lr=2,3"],
+            "--vary ema+ewc.lr: ema+ewc.lr=1 fixes it; leave",
+        ),
+        (["--vary", "strength=100,1,100"], "--vary strength: 100 is given twice; leave one out"),
+        (["--vary", "strength=100,1e2"], "--vary: ewc@strength=100 and ewc@strength=1e2 are the same run"),
+        (["--vary", "ewc.epochs=1,01"], "--vary: ewc@epochs=1 and ewc@epochs=01 are the same run"),
+    ],
+)
+def test_what_is_varied_differs_and_is_not_fixed(call: Call, tmp_path: Path, words: list[str], message: str) -> None:
+    status, _, error = call("compare", SMALL, "--methods", "ewc,ema+ewc", *words, *QUICK, "--out", "here")
+    assert (status, error.count("\n")) == (2, 1)
+    assert message in error
+    assert not (tmp_path / "here").exists()
+
+
+def test_a_setting_of_all_methods_may_be_varied_for_one(call: Call) -> None:
+    words = ["compare", SMALL, "--methods", "ewc,mas", "--set", "strength=5", "--vary", "ewc.strength=1,2"]
+    found = printed(call(*words, "--seeds", 1, *QUICK, "--json"))
+    strengths = [(one["method"], one["hyperparameters"]["strength"]) for one in found["results"]]
+    assert strengths == [("ewc", 1), ("ewc", 2), ("mas", 5)]
 
 
 def test_variations_are_all_ways_to_choose() -> None:

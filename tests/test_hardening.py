@@ -156,7 +156,7 @@ def test_resume_refuses_a_changed_graph_file(stopped, graph, place):
     changed = graph.x.numpy().copy()
     changed[3, 2] += 1e-3
     save(graph, "graph.npz", attr_matrix=changed)
-    resumed(stopped, "run was run on another graph: the file has changed since")
+    resumed(stopped, "run was run on another graph: graph.npz has changed since")
     assert {path: path.read_bytes() for path in (place / "run").rglob("*.json")} == before
     save(graph, "graph.npz")
     eg.run(stopped, "run", resume=True)
@@ -178,7 +178,7 @@ def test_a_resumed_comparison_reads_the_graph_file_once(place, graph, evergraph,
     assert evergraph(*words, "--resume")[0] == 0
     assert len(times) == 1
     save(graph, "graph.npz", attr_matrix=graph.x.numpy() + 1)
-    bad(evergraph(*words, "--resume"), "was run on another graph: the file has changed since")
+    bad(evergraph(*words, "--resume"), "was run on another graph: graph.npz has changed since")
     assert len(times) == 2
 
 

@@ -142,6 +142,36 @@ def test_names_and_missing_packages(monkeypatch):
     assert Logging([]).loggers == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("Needy", "--log other: its constructor needs url, port; give each a default"),
+        ("Failing", "--log other: cannot start \\(no server at all\\)"),
+        ("Refusing", "^set SERVER first$"),
+    ],
+)
+def test_a_constructor_that_fails_is_one_line(kind, message):
+    class Needy(Logger):
+        def __init__(self, url, *, port, path="/"):
+            pass
+
+    class Failing(Logger):
+        def __init__(self):
+            raise ConnectionError("no server at all\nnor a second line")
+
+    class Refusing(Logger):
+        def __init__(self):
+            raise EvergraphError("set SERVER first")
+
+    LOGGERS.register(name="other")(locals()[kind])
+    try:
+        with pytest.raises(EvergraphError, match=message) as raised:
+            make_loggers(["other"])
+        assert "\n" not in str(raised.value)
+    finally:
+        LOGGERS.remove("other")
+
+
 def test_tensorboard_event_files(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     result = run(SPEC, tmp_path / "run", loggers=make_loggers(["tensorboard"]))

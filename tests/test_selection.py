@@ -582,6 +582,11 @@ def test_another_search_does_not_go_on_in_the_same_folder(tmp_path: Path, monkey
             tune(small_spec(), FirstTasks(), tmp_path / "out", trials=1, resume=True)
 
 
+def test_a_search_goes_on_in_a_folder_with_nothing_but_empty_folders(tmp_path: Path) -> None:
+    (tmp_path / "out/cells/000").mkdir(parents=True)
+    assert tune(small_spec(), FirstTasks(), tmp_path / "out", trials=1, resume=True)["trials"]
+
+
 def test_the_two_phases_of_stability_decay(tmp_path: Path) -> None:
     space = Space.of(small_spec(), {"strength": "1:16:log"})
     found = tune(small_spec(), StabilityDecay(share=0.01), tmp_path / "easy", space=space, trials=8)

@@ -24,9 +24,11 @@ from evergraph.data.streams import about_numbers
 from evergraph.errors import EvergraphError, shown, tell
 from evergraph.evaluation import METRICS
 from evergraph.experiments import LOGGERS, RunSpec, told
+from evergraph.experiments.cells import FAILURES
 from evergraph.experiments.engines import ENGINES, FOLDER, SCRIPT
-from evergraph.experiments.result_file import RESULTS, read_results
+from evergraph.experiments.result_file import COMMANDS, RESULTS, read_results
 from evergraph.experiments.seed_run import OnProgress
+from evergraph.experiments.selection.record import RECORD
 from evergraph.methods import METHODS, make_method, parts_of
 from evergraph.models import MODELS
 from evergraph.persistence.files import holds_something
@@ -346,8 +348,9 @@ def model_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _begun(folder: Path) -> bool:
-    """Whether a folder holds runs or their results."""
-    return any(any(folder.rglob(name)) for name in ("run.json", RESULTS, f"{FOLDER}/{SCRIPT}"))
+    """Whether a folder holds runs, searches, their results, or what says that some were started."""
+    names = ("run.json", RESULTS, RECORD, FAILURES, COMMANDS, f"{FOLDER}/{SCRIPT}")
+    return any(any(folder.rglob(name)) for name in names)
 
 
 def look_for_results(folder: Path, what: str) -> dict[str, dict[str, Any]]:

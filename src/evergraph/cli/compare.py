@@ -21,7 +21,10 @@ from evergraph.experiments import RunSpec
 from evergraph.experiments.cells import CellsFailedError
 from evergraph.experiments.comparison import (
     cell_key,
+    check_cells_differ,
     check_names,
+    check_varied,
+    own_variation,
     shares,
     table_rows,
     training_groups,
@@ -32,17 +35,22 @@ from evergraph.experiments.engines import MakeEngine, engine_for
 from evergraph.experiments.method_table import latex as as_latex
 from evergraph.experiments.method_table import write_method_table
 from evergraph.experiments.plots import heatmaps
-from evergraph.experiments.report import write_report
+from evergraph.experiments.report import write_comparison_report
 from evergraph.experiments.result_file import (
     CELLS,
     TUNING,
     EverySoOften,
+    check_one_graph,
     each_test_graph,
     known_result,
+    recorded_specs,
+    stored_key,
+    stored_keys,
     write_results,
 )
 from evergraph.experiments.run_folder import check_folder, default_folder
 from evergraph.experiments.selection import SELECTION_RULES, SelectionRule, Space, make_rule, tune
+from evergraph.experiments.selection.record import RECORD
 from evergraph.experiments.selection.side_by_side import SearchWith, search_side_by_side
 from evergraph.experiments.selection.tuning import BEST
 from evergraph.methods import METHODS
@@ -90,7 +98,7 @@ def compare_command(
     Every method has its own default settings; an option that you give applies to all methods. --set KEY=VALUE applies
     to every method with that setting, --set METHOD.KEY=VALUE to one method, its model or its training: --set
     ewc.strength=5, --set auto.hidden=1024, --set lwf.lr=0.01, --set analytic.model=random-features. --vary works in
-    the same way. With --resume, more --seeds run only the new ones.
+    the same way. METHOD.KEY overrules KEY. With --resume, more --seeds run only the new ones.
     """
     axes = {
         "stream": check_names("stream", streams or [DEFAULT_STREAM]),
@@ -120,6 +128,7 @@ def compare_command(
         if rule is not None:
             specs, tuned = _tuned(specs, spaces, rule, trials, tune_seeds, folder, options)
             note = f"Settings chosen by the rule {tune_by}, {trials} trials for each method and stream; see {TUNING}/."
+        specs = stored_keys(specs, entries, folder / CELLS)
         results, failure = _finish_cells(specs, folder, entries, options)
         listed = list(results.values())
         if failure is not None and not listed:
@@ -130,7 +139,7 @@ def compare_command(
         table = write_method_table(listed, folder, note, tuned)
         measured = [one for result in listed for one in each_test_graph(result)]
         picture = heatmaps(measured, folder / "heatmaps.png")
-        page = write_report([folder], folder / "report.html").page
+        page = write_comparison_report(folder, list(specs)).page
         if failure is not None:  # the tables hold the results so far
             raise failure
     trained = any("epochs" in result["protocol"] for result in listed)
@@ -166,13 +175,13 @@ def _specs(
     """
     methods, model = axes["method"], options["model"] or ""
     given = common.method_settings(methods, options)
+    check_varied(methods, given, varied)
     specs: dict[str, RunSpec] = {}
     fixed: dict[str, set[str]] = {}
     for values, variation in itertools.product(itertools.product(*axes.values()), variations(varied)):
         chosen = dict(zip(axes, values))
         name = chosen["method"]
         settings, models, training = (share[name] for share in shares(methods, {**given, **variation}, model))
-        own = {key: value for share in shares(methods, variation, model) for key, value in share[name].items()}
         groups = training_groups(name, settings, test_graphs)
         parts = {**axes, "test_graph": [group[0] for group in groups]}
         for group in groups:
@@ -186,8 +195,9 @@ def _specs(
                 training=replace(spec.training, **training),
             )
             spec.check()
-            key = cell_key(parts, {**chosen, "test_graph": group[0]}, own)
+            key = cell_key(parts, {**chosen, "test_graph": group[0]}, own_variation(variation, name))
             specs[key], fixed[key] = spec, {*common.training_options(options), *training}
+    check_cells_differ(specs)
     return specs, fixed
 
 
@@ -224,10 +234,12 @@ def _tuned(
     settings are all given stays as it is.
     """
     searches: dict[str, SearchWith] = {}
+    begun = recorded_specs(folder / TUNING, RECORD)
     for key, spec in specs.items():
-        name, place = _tuned_as(key, spec), folder / TUNING / key
+        name = _tuned_as(key, spec)
         if key in spaces and name not in searches:
             first = replace(spec, seeds=list(range(seeds)), also_test=[])
+            place = folder / TUNING / (stored_key(key, first, begun) or key)
             searches[name] = partial(_search, first, spaces[key], rule, trials, place, options)
     jobs = (options["jobs"] or 1) if options["on"] == "local" else 1
     chosen = {name: found["best"] for name, found in search_side_by_side(searches, jobs).items()}
@@ -273,7 +285,7 @@ def _search(
         jobs=jobs if options["on"] == "local" else options["jobs"] or 1,
         engine=engine or engine_for(options["on"], options["jobs"]),
         data_root=options["data_root"],
-        resume=(folder / "tune.json").exists(),
+        resume=(folder / RECORD).exists(),
     )
     print(f"tuned {spec.method} on {spec.source}", file=sys.stderr, flush=True)
     return found
@@ -296,6 +308,7 @@ def _finish_cells(
     left = {key: spec for key, spec in specs.items() if key not in known}
     for key, spec in left.items():
         check_folder(folder / CELLS / key, spec, options["resume"])
+    check_one_graph(entries, left, folder / CELLS, options["data_root"])
     failure = None
     save = EverySoOften(lambda results: write_results(folder, specs, results))  # they survive a killed comparison
     try:

@@ -17,6 +17,7 @@ from evergraph.experiments.paper.protocol import BOTH, DATASETS, PAPER_DATASETS,
 from evergraph.experiments.paper.statistics import markdown
 from evergraph.experiments.paper.statistics import statistics as counted
 from evergraph.experiments.selection import SELECTION_RULES
+from evergraph.persistence.files import holds_something
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -65,7 +66,7 @@ def paper_command(
     engine = engine_for(on, jobs) if on != "local" else None  # `run_paper` has its own default number of processes
     folder = out or Path("runs") / "paper"
     common.look_for_results(folder, "an experiment")
-    if folder.exists() and any(folder.iterdir()) and not resume:
+    if holds_something(folder) and not resume:
         raise EvergraphError(f"{folder} is not empty; add --resume to go on with it, or name another with --out")
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     bar = Progress(

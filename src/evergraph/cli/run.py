@@ -12,7 +12,7 @@ import typer
 
 from evergraph.cli import common, together
 from evergraph.cli.tables import listing, result_table
-from evergraph.core.settings import settings_of
+from evergraph.core.settings import UNDECLARED, settings_of
 from evergraph.core.workers import launched, workers
 from evergraph.data import DATASETS, DEFAULT_STREAM
 from evergraph.errors import EvergraphError
@@ -23,9 +23,11 @@ from evergraph.experiments.engines import engine_for, work_on
 from evergraph.experiments.plots import heatmaps
 from evergraph.experiments.result_file import each_test_graph
 from evergraph.experiments.run_folder import check_folder, default_folder
-from evergraph.methods import METHODS
+from evergraph.methods import METHODS, Method
 from evergraph.models import MODELS
 from evergraph.persistence.files import taken_folder
+
+PLAIN = (str, int, float, bool, list, tuple, dict, type(None))  # JSON can hold defaults of these types
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -156,13 +158,7 @@ def side_by_side(
 def methods_command(json: common.Json = False) -> None:
     """List the methods."""
     rows: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "family": kind.family,
-            "reference": kind.reference,
-            "hyperparameters": kind().hyperparameters(),
-            "access": kind().access.as_dict(),
-        }
+        {"name": name, "family": kind.family, "reference": kind.reference, **_settings_and_access(kind)}
         for name, kind in METHODS.items()
     ]
     if json:
@@ -170,17 +166,42 @@ def methods_command(json: common.Json = False) -> None:
         return
     table = listing("name", "family; what it keeps; hyper-parameters; reference")
     for row in rows:
-        settings = ", ".join(f"{key}={value}" for key, value in row["hyperparameters"].items())
-        keeps = ", ".join(row["access"]["keeps"]) or "nothing"
-        lines = [f"{row['family']}; keeps {keeps}", settings, row["reference"]]
+        access = row["access"]
+        keeps = (", ".join(access["keeps"]) or "nothing") if access else "what its settings say"
+        lines = [f"{row['family']}; keeps {keeps}", _settings_in_words(row), row["reference"]]
         table.add_row(row["name"], "\n".join(line for line in lines if line))
     common.console().print(table)
 
 
+def _settings_and_access(kind: type[Method]) -> dict[str, Any]:
+    """What `methods` lists about a method: its settings, and what it keeps and is told at their defaults."""
+    try:
+        method = kind()
+    except Exception:  # a setting has no default, or the constructor of a plug-in fails
+        access = None if isinstance(kind.access, property) else kind.access.as_dict()
+        return {**_declared_settings(kind), "access": access}
+    return {"hyperparameters": method.hyperparameters(), "required": [], "access": method.access.as_dict()}
+
+
+def _declared_settings(kind: type) -> dict[str, Any]:
+    """The settings that a class declares: those with a default, as plain values, and the names of the others."""
+    declared = settings_of(kind)
+    required = [key for key, default in declared.items() if default is UNDECLARED]
+    given = {key: default for key, default in declared.items() if key not in required}
+    plain = {key: value if isinstance(value, PLAIN) else repr(value) for key, value in given.items()}
+    return {"hyperparameters": plain, "required": required}
+
+
+def _settings_in_words(row: dict[str, Any]) -> str:
+    """The settings of a row as the lists show them."""
+    given = [f"{key}={value}" for key, value in row["hyperparameters"].items()]
+    return ", ".join([*(f"{key} (required)" for key in row["required"]), *given])
+
+
 def models_command(json: common.Json = False) -> None:
     """List the models and their hyper-parameters, as --model-set takes them."""
-    rows = [
-        {"name": name, "about": (kind.__doc__ or "").split("\n")[0], "hyperparameters": settings_of(kind)}
+    rows: list[dict[str, Any]] = [
+        {"name": name, "about": (kind.__doc__ or "").split("\n")[0], **_declared_settings(kind)}
         for name, kind in MODELS.items()
     ]
     if json:
@@ -188,8 +209,7 @@ def models_command(json: common.Json = False) -> None:
         return
     table = listing("name", "hyper-parameters", "what it is")
     for row in rows:
-        settings = ", ".join(f"{key}={value}" for key, value in row["hyperparameters"].items())  # type: ignore[attr-defined]
-        table.add_row(str(row["name"]), settings, str(row["about"]))
+        table.add_row(row["name"], _settings_in_words(row), row["about"])
     common.console().print(table)
 
 

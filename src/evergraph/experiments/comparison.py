@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from evergraph.evaluation import mean_std
 from evergraph.experiments import told
 from evergraph.experiments.metric_titles import PLAIN, direction_of
 from evergraph.experiments.result_file import each_test_graph
+from evergraph.experiments.specification import RunSpec
 from evergraph.methods import METHODS, make_method, parts_of, preferred_model
 from evergraph.models import MODELS
 from evergraph.persistence.files import write_atomically
@@ -23,25 +25,90 @@ from evergraph.persistence.reading import as_csv
 from evergraph.training import Training
 
 
+@dataclass(frozen=True)
+class Reach:
+    """The settings of a method that a key sets, as (part, setting).
+
+    Args:
+        settings: the settings; empty if the method has none under this key.
+        specificity: 0 for `key`, 1 for `part.key`, 2 for `method.key`.
+    """
+
+    settings: frozenset[tuple[str, str]]
+    specificity: int
+
+    @classmethod
+    def of(cls, key: str, method: str) -> Reach:
+        """What a key reaches in a method, which may be composed."""
+        owner, _, name = key.rpartition(".")
+        specificity = 2 if owner == method else 1 if owner else 0
+        parts = [owner] if specificity == 1 else parts_of(method)
+        own = {(part, one) for part in parts_of(method) for one in settings_of(METHODS[part])}
+        return cls(frozenset((part, name) for part in parts) & own, specificity)
+
+    def overruled_by(self, others: Iterable[Reach]) -> bool:
+        """Whether more specific keys reach everything that this one does."""
+        specific = [other.settings for other in others if other.specificity > self.specificity]
+        return self.settings <= frozenset().union(*specific)
+
+
 def settings_by_method(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Assign settings to methods: plain keys go to every method that has them, `name.key` to that method only.
 
-    A setting that no method takes is an error.
+    If several keys reach one setting of a method, the most specific counts, whatever their order. A setting that no
+    method takes is an error.
     """
     shares: dict[str, dict[str, Any]] = {}
     taken: set[str] = set()
     for method in methods:
-        keys = {key: key for part in parts_of(method) for key in settings_of(METHODS[part])}
-        keys |= {f"{part}.{key}": f"{part}.{key}" for part in parts_of(method) for key in settings_of(METHODS[part])}
-        keys |= {f"{method}.{key}": key for key in list(keys) if "." not in key}
-        shares[method] = {keys[key]: value for key, value in settings.items() if key in keys}
-        taken |= settings.keys() & keys.keys()
+        shares[method] = {key.removeprefix(f"{method}."): settings[key] for key in _counting(settings, method)}
+        taken |= {key for key in settings if Reach.of(key, method).settings}
     if left := [key for key in settings if key not in taken]:
         known = dict.fromkeys(
             key for method in methods for part in parts_of(method) for key in settings_of(METHODS[part])
         )
         raise unknown(f"setting of {', '.join(methods)}", left[0], known or ["(none)"])
     return shares
+
+
+def _counting(keys: Iterable[str], method: str) -> list[str]:
+    """The keys that set something of a method, without those that others overrule."""
+    reached = {key: reach for key in keys if (reach := Reach.of(key, method)).settings}
+    return [key for key, reach in reached.items() if not reach.overruled_by(reached.values())]
+
+
+def own_variation(variation: Mapping[str, str], method: str) -> dict[str, str]:
+    """The varied settings of a method, its model and its training, without the method's name before them."""
+    start, counting = f"{method}.", _counting(variation, method)
+    own = {key: value for key, value in variation.items() if key in counting or key.startswith(start)}
+    return {key.removeprefix(start): value for key, value in own.items()}
+
+
+def check_varied(methods: Sequence[str], given: Mapping[str, str], varied: Mapping[str, Sequence[str]]) -> None:
+    """Raise if a setting to vary names a value twice, or is fixed for some method by a key that is as specific."""
+    for key, values in varied.items():
+        if twice := [value for number, value in enumerate(values) if value in values[:number]]:
+            raise EvergraphError(f"--vary {key}: {twice[0]} is given twice; leave one out")
+        for method, fixed in itertools.product(methods, given):
+            reach, other = Reach.of(key, method), Reach.of(fixed, method)
+            if key == fixed or (reach.settings & other.settings and other.specificity >= reach.specificity):
+                whose = "" if key == fixed else f" for {method}"
+                others = "" if key == fixed else ", or vary METHOD.KEY of the others"
+                raise EvergraphError(
+                    f"--vary {key}: {fixed}={given[fixed]} fixes it{whose}; leave one of them out{others}"
+                )
+
+
+def check_cells_differ(specs: Mapping[str, RunSpec]) -> None:
+    """Raise if two cells are the same run, with settings that are written differently."""
+    met: dict[tuple[str, str, str], dict[str, Any]] = {}  # what each cell is run with, by key
+    for key, spec in specs.items():
+        method = make_method(spec.method, spec.settings)
+        own = [method.hyperparameters(), spec.model, spec.model_settings, spec.training, spec.also_test]
+        others = met.setdefault((spec.source, str(spec.stream), spec.method), {})
+        if same := [other for other, one in others.items() if one == own]:
+            raise EvergraphError(f"--vary: {same[0]} and {key} are the same run; leave one of the values out")
+        others[key] = own
 
 
 def shares(

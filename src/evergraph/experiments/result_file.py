@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from evergraph.errors import EvergraphError
-from evergraph.experiments.run_folder import check_graph
+from evergraph.experiments.run_folder import RunRecord, check_graph, check_same_graph, current_mark
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import write_atomically
-from evergraph.persistence.reading import as_json, parse_json, read_text
+from evergraph.persistence.reading import as_json, parse_json, read_record, read_text
 
 RESULTS = "results.jsonl"
 CELLS = "cells"  # the folder of the runs, beside the file
+COMMANDS = "commands.jsonl"  # the commands that ran cells of `paper`, beside the cells
 TUNING = "tuning"  # the folder of the trials by which a comparison's settings were chosen
 
 CHOOSING = "choose"  # in the keys of trials by which a protocol's settings were chosen
@@ -30,6 +31,12 @@ class Entry(TypedDict):
     key: str
     spec: dict[str, Any]
     result: dict[str, Any]
+
+
+class Recorded(TypedDict):
+    """What the record of a run and that of a search have in common."""
+
+    spec: dict[str, Any]
 
 
 def read_results(folder: str | Path) -> dict[str, dict[str, Any]]:
@@ -102,3 +109,68 @@ def known_result(entries: Mapping[str, dict[str, Any]], key: str, spec: RunSpec)
         return None
     check_graph(spec, result.get("graph"), f"{RESULTS}: {key}")
     return result
+
+
+def stored_keys(specs: Mapping[str, RunSpec], entries: Mapping[str, dict[str, Any]], cells: Path) -> dict[str, RunSpec]:
+    """Return the cells under the keys by which they are stored; a new cell keeps its own.
+
+    A key names what varies in one comparison, so that another stream or order gives the same cell another key.
+
+    Args:
+        specs: the cells, by the keys that this comparison gives them.
+        entries: the cells of the results file.
+        cells: the folder of the runs, some of which may not be in the results file yet.
+    """
+    listed = {key: entry["spec"] for key, entry in entries.items()}
+    found = {key: stored_key(key, spec, listed) for key, spec in specs.items()}
+    if None in found.values():
+        begun = recorded_specs(cells, "run.json")
+        found = {key: found[key] or stored_key(key, spec, begun) for key, spec in specs.items()}
+    return {found[key] or key: spec for key, spec in specs.items()}
+
+
+def stored_key(key: str, spec: RunSpec, saved: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the key of the same run, with whichever seeds, among saved specifications; `key` itself if it is one."""
+
+    def is_same(one: Mapping[str, Any]) -> bool:
+        alike = one.get("source") == spec.source and one.get("method") == spec.method  # rules most of them out
+        return alike and not {*spec.differences(one)} - {"seeds"}
+
+    return next((other for other in (key, *saved) if other in saved and is_same(saved[other])), None)
+
+
+def recorded_specs(folder: Path, name: str) -> dict[str, dict[str, Any]]:
+    """Return the specification in each file of this name below a folder, by the path of the file's own folder."""
+    advice = "restore it from a copy, or remove its folder"
+    return {
+        path.parent.relative_to(folder).as_posix(): read_record(path, Recorded, advice)["spec"]
+        for path in sorted(folder.rglob(name))
+    }
+
+
+def check_one_graph(
+    entries: Mapping[str, dict[str, Any]], left: Mapping[str, RunSpec], cells: Path, data_root: str | Path | None
+) -> None:
+    """Raise if a cell that is left to run would be on another graph than earlier cells of the same source.
+
+    Args:
+        entries: the cells of the results file.
+        left: the cells to run.
+        cells: the folder of the runs; those of `left` may have begun, or be finished, there.
+        data_root: folder of the datasets.
+    """
+    earlier = [(f"{RESULTS}: {key}", one["spec"], one["result"].get("graph")) for key, one in entries.items()]
+    for key in left:
+        if (config := cells / key / "run.json").exists():
+            record = read_record(config, RunRecord, "name another folder with --out")
+            earlier.append((str(cells / key), record["spec"], record["graph"]))
+    for name, spec in {_graph_asked(spec.as_dict()): spec for spec in left.values()}.items():
+        alike = [(place, mark) for place, saved, mark in earlier if mark and _graph_asked(saved) == name]
+        current = current_mark(spec, data_root) if alike else ""
+        for place, mark in alike:
+            check_same_graph(spec.source, current, mark, place)
+
+
+def _graph_asked(spec: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The part of a specification that says which graph is read, and how."""
+    return spec.get("source"), dict(spec.get("stream") or {}).get("undirected"), spec.get("problem", "")

@@ -82,7 +82,7 @@ def finish_run(
         def finish_seed(number: int, seed: int) -> dict[str, Any]:
             at_hand = number == 0 or seed_is_done(folder, seed)  # a finished seed needs no stream of its own
             tasks = first if at_hand else spec.make_stream(seed, data_root)
-            check_same_graph(tasks.graph_mark, first.graph_mark, folder)
+            check_same_graph(spec.source, tasks.graph_mark, first.graph_mark, folder)
             one = SeedRun(spec, folder / f"seed-{seed}", tasks, seed, number, on_progress, logging, mark).finish()
             if "task_classes" not in one:  # finished by an earlier version
                 one["task_classes"] = task_contents(first if number == 0 else spec.make_stream(seed, data_root))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from evergraph.core.settings import NotEmpty
-from evergraph.data import DATASETS, TaskStream
-from evergraph.data.files import file_mark
+from evergraph.data import DATASETS, TaskStream, find_graph
+from evergraph.data.files import content_mark, file_mark
 from evergraph.data.streams import about_numbers
 from evergraph.errors import EvergraphError
 from evergraph.experiments.provenance import describe_device, versions
@@ -73,17 +73,29 @@ def check_folder(folder: Path, spec: RunSpec, resume: bool) -> None:
         raise EvergraphError(f"{folder} holds a run with other settings ({', '.join(keys)}); name another with --out")
 
 
-def check_same_graph(graph: str, known: str, place: str | Path) -> None:
-    """Raise if a run would mix two graphs, given the marks of both."""
+def check_same_graph(source: str, graph: str, known: str, place: str | Path) -> None:
+    """Raise if a run would mix two graphs of one source, given the marks of both."""
     if graph != known:
-        raise EvergraphError(f"{place} was run on another graph: the file has changed since; name another with --out")
+        raise EvergraphError(f"{place} was run on another graph: {source} has changed since; name another with --out")
+
+
+def is_dataset(source: str) -> bool:
+    """Whether a source names a registered dataset, not a file."""
+    return source.partition(":")[0] in DATASETS
+
+
+def current_mark(spec: RunSpec, data_root: str | Path | None) -> str:
+    """The mark of the graph that a specification's source holds now."""
+    undirected, numbers = spec.stream.get("undirected"), about_numbers(spec.problem)
+    if is_dataset(spec.source):
+        return content_mark(find_graph(spec.source, data_root, undirected, numbers)[0])
+    return file_mark(spec.source, undirected=undirected, numbers=numbers)
 
 
 def check_graph(spec: RunSpec, known: str | None, place: str | Path) -> None:
-    """Raise if the graph file of a finished run has changed; named datasets check their own files."""
-    if known is not None and spec.source.partition(":")[0] not in DATASETS:
-        undirected, numbers = spec.stream.get("undirected"), about_numbers(spec.problem)
-        check_same_graph(file_mark(spec.source, undirected=undirected, numbers=numbers), known, place)
+    """Raise if the graph file of a finished run has changed. Datasets are read only where something is left to run."""
+    if known is not None and not is_dataset(spec.source):
+        check_same_graph(spec.source, current_mark(spec, None), known, place)
 
 
 def write_new(folder: Path, spec: RunSpec, tasks: TaskStream) -> str:
@@ -94,7 +106,7 @@ def write_new(folder: Path, spec: RunSpec, tasks: TaskStream) -> str:
         content = {"spec": json.loads(as_json(spec.as_dict())), "graph": tasks.graph_mark, **now}
     else:
         content = read_record(path, RunRecord, "name another folder with --out")
-        check_same_graph(tasks.graph_mark, content["graph"], folder)
+        check_same_graph(spec.source, tasks.graph_mark, content["graph"], folder)
         same = now in ({key: content[key] for key in now}, content.get("resumed_with"))
         if same and content["spec"].get("seeds") == spec.seeds:
             return run_mark(content)

@@ -101,10 +101,14 @@ def _sync_folder(folder: Path) -> None:
 
 
 def holds_something(folder: Path, besides: str = "") -> bool:
-    """Whether a folder has content; names with a leading dot do not count, since a killed process may leave those."""
+    """Whether a folder has content, at the top or further down, besides what has that name.
+
+    Empty folders and names with a leading dot do not count, since a killed process may leave those.
+    """
     if not folder.is_dir():
         return folder.exists()
-    return any(path.name[0] != "." and path.name != besides for path in folder.iterdir())
+    named = [path for path in folder.iterdir() if path.name[0] != "." and path.name != besides]
+    return any(path.is_symlink() or not path.is_dir() or holds_something(path) for path in named)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from evergraph.experiments.plots import get_ready, heatmaps
 from evergraph.experiments.provenance import describe_device, versions
 from evergraph.experiments.result_file import (
     CELLS,
+    COMMANDS,
     EverySoOften,
     is_trial,
     known_result,
@@ -137,7 +138,7 @@ def _save(
 @contextmanager
 def _logged(out: Path, device: str, jobs: int) -> Iterator[list[str]]:
     """Add a line to `commands.jsonl` whenever cells are run, finished or not; yields the list to note the cells in."""
-    path, begun, finished = out / "commands.jsonl", time.perf_counter(), False
+    path, begun, finished = out / COMMANDS, time.perf_counter(), False
     where = describe_device(pick_device(device))
     cells_run: list[str] = []
     try:

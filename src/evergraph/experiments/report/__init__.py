@@ -25,6 +25,7 @@ from evergraph.experiments.metric_titles import common_metric, with_direction
 from evergraph.experiments.plots import FIGURES, draw, value_limits
 from evergraph.experiments.report.answer import answers
 from evergraph.experiments.report.collect import find_runs, read_runs, summary_titles
+from evergraph.experiments.result_file import CELLS, read_results
 from evergraph.persistence.files import make_folder, write_atomically
 from evergraph.training import Training
 from evergraph.version import __version__
@@ -56,7 +57,24 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None, *, 
     if page.is_dir() or page.suffix not in {".html", ".htm"}:
         raise EvergraphError(f"--out {page} is not the name of a page; end it in .html")
     finished, unfinished = find_runs(paths)
-    runs = read_runs(finished)
+    return _write(read_runs(finished), unfinished, page, figures)
+
+
+def write_comparison_report(folder: Path, keys: Sequence[str]) -> Report:
+    """Write `report.html` about some cells of a comparison's results file, and their figures, as its tables show them.
+
+    Args:
+        folder: the comparison's folder.
+        keys: the keys of the cells; those without a result are named as unfinished.
+    """
+    listed = read_results(folder)
+    begun = [folder / CELLS / key for key in keys if key not in listed]
+    unfinished = [place for place in begun if (place / "run.json").exists()]
+    return _write(read_runs([folder], keys), unfinished, folder / "report.html", figures=True)
+
+
+def _write(runs: list[dict[str, Any]], unfinished: list[Path], page: Path, figures: bool) -> Report:
+    """Write the page and, on request, the figures."""
     make_folder(page.parent, "name another place with --out")
     write_atomically(page, render(payload(runs, unfinished)))
     drawn = []

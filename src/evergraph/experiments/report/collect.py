@@ -71,10 +71,13 @@ def _cell_folder(table: Path, key: str) -> Path:
     return next((place for place in places if place.is_dir()), places[0])
 
 
-def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Read one entry per run and test graph: its settings, its results and its learning curves."""
+def read_runs(folders: Sequence[Path], keys: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Read one entry per run and test graph: its settings, its results and its learning curves.
+
+    With `keys`, only these cells of a results file are read, in this order.
+    """
     entries = []
-    for folder, place, result in _results(folders):
+    for folder, place, result in _results(folders, keys):
         curves = [curve for seed in result["seeds"] if (curve := _curve(folder, seed)) is not None]
         entries += [_entry(place, one, curves) for one in each_test_graph(result)]
     titles = stream_titles(entry["stream"] for entry in entries)
@@ -88,11 +91,11 @@ def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
     return entries
 
 
-def _results(folders: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
+def _results(folders: Sequence[Path], keys: Sequence[str] | None = None) -> Iterator[tuple[Path, str, dict[str, Any]]]:
     """Yield each finished run once: the folder it was run in, where its result was found, and the result."""
     seen = set()
     for source in folders:
-        for folder, place, result in _results_in(source):
+        for folder, place, result in _results_in(source, keys):
             if missing := [key for key in NEEDED if key not in result]:
                 raise EvergraphError(f"{place} is damaged: its result has no {', '.join(missing)}")
             if folder.absolute() not in seen:
@@ -100,16 +103,27 @@ def _results(folders: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any
                 yield folder, place, result
 
 
-def _results_in(source: Path) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-    """Yield one result per cell of a results file, or the result of a run's folder."""
+def _results_in(source: Path, keys: Sequence[str] | None) -> Iterator[tuple[Path, str, dict[str, Any]]]:
+    """Yield one result per run of a results file, or the result of a run's folder."""
     if not (source / RESULTS).exists():
         yield source, str(source), read_result(source)
         return
-    for key, entry in read_results(source).items():
+    listed = read_results(source)
+    for key, result in _each_run_once({key: listed[key]["result"] for key in keys or listed if key in listed}).items():
         if is_trial(key):
             continue
         folder = _cell_folder(source, key)
-        yield folder, str(folder) if folder.is_dir() else f"{source / RESULTS}: {key}", entry["result"]
+        yield folder, str(folder) if folder.is_dir() else f"{source / RESULTS}: {key}", result
+
+
+def _each_run_once(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Leave out results of the same settings and graph as another one; of those, the one with most seeds stays."""
+    chosen: dict[str, str] = {}
+    for key, result in results.items():
+        mark = str(result.get("run") or key)  # results of version 0.1 have no mark
+        if mark not in chosen or len(result.get("seeds", ())) > len(results[chosen[mark]].get("seeds", ())):
+            chosen[mark] = key
+    return {key: results[key] for key in chosen.values()}
 
 
 def _entry(place: str, result: dict[str, Any], curves: list[dict[str, Any]]) -> dict[str, Any]:

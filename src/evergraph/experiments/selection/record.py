@@ -12,6 +12,7 @@ from typing import Any
 from evergraph.data import TaskStream
 from evergraph.errors import EvergraphError
 from evergraph.experiments.provenance import versions
+from evergraph.experiments.run_folder import check_same_graph
 from evergraph.experiments.selection.proposals import has_optuna, spread
 from evergraph.experiments.selection.space import Space
 from evergraph.experiments.specification import RunSpec
@@ -32,11 +33,11 @@ def check_input(spec: RunSpec, space: Space, data_root: str | Path | None) -> Ta
     return tasks
 
 
-def describe(spec: RunSpec, space: Space, rule: str, settings: Any, *, optuna: bool) -> dict[str, Any]:
-    """The record of a search, by which a resumed search is checked to be the same."""
+def describe(spec: RunSpec, space: Space, rule: str, settings: Any, graph: str, *, optuna: bool) -> dict[str, Any]:
+    """The record of a search on a graph with this mark, by which a resumed search is checked to be the same."""
     proposer = "optuna" if optuna and has_optuna() else "sobol"
     plain = {"spec": spec.as_dict(), "space": space.as_json(), "rule": rule, "rule_settings": settings}
-    return {**json.loads(json.dumps(plain)), "proposer": proposer, "versions": versions()}
+    return {**json.loads(json.dumps(plain)), "graph": graph, "proposer": proposer, "versions": versions()}
 
 
 @contextmanager
@@ -67,6 +68,8 @@ def _saved(folder: Path, record: dict[str, Any], resume: bool) -> dict[str, Any]
         raise EvergraphError(f"{path} is damaged; name another folder with --out") from None
     if differ:
         raise EvergraphError(f"{folder} holds another search (other {', '.join(differ)}); name another with --out")
+    known = saved.get("graph", record["graph"])  # earlier records name no graph
+    check_same_graph(record["spec"]["source"], record["graph"], known, folder)
     if saved["proposer"] == "optuna" and not has_optuna():
         raise EvergraphError(
             f"{folder} was begun with Optuna, which is not installed here: pip install 'evergraph[tune]'"

@@ -69,7 +69,8 @@ def compare_rules(
     if not possible:
         raise EvergraphError(next(iter(reasons.values())))
     settings = {rule.name: dataclasses.asdict(rule) for rule in rules}
-    with opened(Path(out), describe(spec, space, "all", settings, optuna=False), resume):
+    record = describe(spec, space, "all", settings, stream.graph_mark, optuna=False)
+    with opened(Path(out), record, resume):
         search = Search(spec, space, trials, Path(out), jobs, engine, data_root, on_done=on_done)
         selections, full = _select(search, possible)
         hindsight = Hindsight()

@@ -71,8 +71,9 @@ def tune(
         on_done: called after every trial.
     """
     space = space or Space.of(spec)
-    rule.check(spec, check_input(spec, space, data_root), space, trials)
-    record = describe(spec, space, rule.name, dataclasses.asdict(rule), optuna=rule.climbs)
+    tasks = check_input(spec, space, data_root)
+    rule.check(spec, tasks, space, trials)
+    record = describe(spec, space, rule.name, dataclasses.asdict(rule), tasks.graph_mark, optuna=rule.climbs)
     with opened(Path(out), record, resume) as with_optuna:
         search = Search(spec, space, trials, Path(out), jobs, engine, data_root, with_optuna, on_done)
         selection = rule.search(search)
