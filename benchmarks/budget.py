@@ -19,7 +19,7 @@ from evergraph.data import stream
 from evergraph.methods import Auto
 from evergraph.training.learner import Learner
 
-MEGABYTE = 2**20
+MEGABYTE = 10**6  # as in `memory`
 
 
 def peaks(name: str, memory: str, data_root: str | None, order: str = "labelled") -> dict[str, Any]:
@@ -35,7 +35,7 @@ def peaks(name: str, memory: str, data_root: str | None, order: str = "labelled"
 
 
 def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // MEGABYTE
 
 
 def main() -> None:

@@ -83,7 +83,7 @@ def _between_all(own: Features) -> Tensor:
     if not isinstance(own, SparseMatrix):
         return unpack(outer_product(own)).to(own.dtype)
     entries = own.to_scipy()
-    found = large.array(2 * entries.shape[:1], entries.dtype)
+    found = np.empty(2 * entries.shape[:1], dtype=entries.dtype)  # not kept for reuse: nothing else is as large
     pieces = [slice(start, start + AT_ONCE) for start in range(0, entries.shape[0], AT_ONCE)]
     side_by_side([partial(_write_products, entries, piece, found) for piece in pieces[::-1]])
     return torch.from_numpy(found).to(own.device, own.dtype)
