@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 
 import numpy as np
@@ -444,3 +445,19 @@ def test_damaged_foreign_and_newer_checkpoints(evergraph, graph_file, tmp_path):
     next(folder.glob("tensors-*")).write_bytes(b"")
     for words in commands:
         bad(evergraph(*words), "damaged")
+
+
+def test_small_errors_are_printed_with_the_digits_that_tell_them_apart(evergraph, tmp_path):
+    """Numbers of a thousandth: one or two decimal places would be 0.0 for all of them."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(100, 3))
+    edges = np.stack([np.arange(99), np.arange(1, 100)])
+    np.savez(tmp_path / "small.npz", x=x, edge_index=np.hstack([edges, edges[::-1]]), y=x[:, 0] / 1000)
+    folder, small = tmp_path / "learner", tmp_path / "small.npz"
+    out = evergraph("learn", small, "--checkpoint", folder, "--problem", "node-regression", "--device", "cpu")[1]
+    error = re.search(r"mean absolute error on held-out nodes (0\.000\d{3})", out)
+    assert error is not None, out
+    measured = json.loads(evergraph("evaluate", small, "--checkpoint", folder, "--json")[1])["graphs"][0]["now"]
+    assert float(error[1]) == pytest.approx(measured, rel=1e-2)
+    assert error[1] in evergraph("evaluate", small, "--checkpoint", folder)[1]
+    assert error[1] in evergraph("info", folder)[1]

@@ -80,9 +80,10 @@ def evaluate_command(
             {"checkpoint": str(checkpoint), "metric": name, "graphs": rows, "ap": evaluation.ap, "af": af}
         )
         return
-    _print(METRICS[name].title, learner.problem.level, rows)
+    written = partial(METRICS[name].written, decimals=2)
+    _print(METRICS[name].title, learner.problem.level, rows, written)
     if len(rows) > 1:
-        common.console().print(f"AP {evaluation.ap:.2f}" + ("" if af is None else f"   AF {af:.2f}"))
+        common.console().print(f"AP {written(evaluation.ap)}" + ("" if af is None else f"   AF {written(af)}"))
 
 
 def _as_learned(learner: Learner, names: list[str] | None) -> list[str] | None:
@@ -127,14 +128,14 @@ def _by_class(learner: Learner, task: Task) -> list[dict[str, Any]]:
     ]
 
 
-def _print(title: str, level: str, rows: Sequence[dict[str, Any]]) -> None:
+def _print(title: str, level: str, rows: Sequence[dict[str, Any]], written: Callable[[float], str]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("graph")
     for name in (f"{level}s", "which", title, "when learned"):
         table.add_column(name, justify="right")
     for row in rows:
-        then = "–" if row["then"] is None else f"{row['then']:.2f}"
-        table.add_row(row["graph"], f"{row['examples']:,}", row["which"], f"{row['now']:.2f}", then)
+        then = "–" if row["then"] is None else written(row["then"])
+        table.add_row(row["graph"], f"{row['examples']:,}", row["which"], written(row["now"]), then)
         for own in row.get("classes", ()):
             share = 100 * own["correct"] / own["examples"]
             table.add_row(f"  class {own['class']}", f"{own['examples']:,}", "", f"{share:.2f}", "")

@@ -169,8 +169,9 @@ def learn_command(
         common.print_json({"checkpoint": str(checkpoint), **report})
         return
     level, metric = learner.problem.level, METRICS[learner.problem.metric]
-    name, _, unit = metric.title.partition(" (%")
-    held_out = f"{name} on held-out {level}s {accuracy:.1f}{' %' if unit else ''}" if accuracy is not None else ""
+    unit, held_out = " %" if metric.unit == "%" else "", ""
+    if accuracy is not None:
+        held_out = f"{metric.quantity} on held-out {level}s {metric.written(accuracy, 1)}{unit}"
     kind = learner.problem.kind if len(learner.classes_) != 1 else ONE[learner.problem.kind]
     passes = _passes(last["epochs"], closed_form)
     sys.stdout.write(
@@ -257,12 +258,13 @@ def info_command(
 def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The model card: what was learned, when, from which graph and how well, and what is kept of it."""
     kind = PROBLEMS.get(about["problem"])
-    unit = " %" if kind is None or METRICS[kind.metric].title.endswith("(%)") else f" ({kind.metric})"
+    metric = METRICS["accuracy" if kind is None else kind.metric]
+    unit = " %" if metric.unit == "%" else f" ({metric.name})"
     level = "node" if kind is None else kind.level
     closed_form = _is_closed_form(about)
     for number, task in enumerate(about["tasks"], start=1):
         value, when = task["test_accuracy"], task.get("learned")
-        accuracy = "not measured" if value is None else f"{value:.1f}{unit} when learned"
+        accuracy = "not measured" if value is None else f"{metric.written(value, 1)}{unit} when learned"
         held_out = task.get("examples", {})
         rest = f" (plus {held_out['validation']} for validation, {held_out['test']} for testing)" if held_out else ""
         where = f"; {when}, from {task['graph']}" if when else ""

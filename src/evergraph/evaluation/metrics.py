@@ -11,6 +11,7 @@ from torch import Tensor
 
 from evergraph import registry
 from evergraph.errors import EvergraphError
+from evergraph.evaluation.matrix import decimal_places
 
 METRICS: registry.Registry[Metric] = registry.metrics
 _QUANTITY_AND_UNIT = re.compile(r"(.+) \(([^()]+)\)")
@@ -49,6 +50,10 @@ class Metric:
         """The unit in the title, without its parentheses; empty if there is none."""
         parts = _QUANTITY_AND_UNIT.fullmatch(self.title)
         return parts[2] if parts else ""
+
+    def written(self, value: float, decimals: int) -> str:
+        """Format a value: percentages with so many decimal places, others with three significant digits."""
+        return f"{value:.{decimals if self.unit == '%' else decimal_places([value])}f}"
 
     def __call__(self, outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
         """Compute the metric."""
