@@ -186,7 +186,7 @@ def _group_solutions(systems: Sequence[ShiftedSystem], error: float) -> list[Sol
         known = _by_one_factor(systems, wanted, error) if systems[0].matrix.size > SMALL else {}
         for place, system in enumerate(systems):
             if place and place not in known and system.matrix.size > SMALL:  # the first one has been tried
-                known |= {place: found for found in _by_one_factor([system], [wanted[place]], error).values()}  # noqa: B035
+                known.update(zip([place], _by_one_factor([system], [wanted[place]], error).values()))
             if place not in known:
                 known[place] = _plain(system.matrix, system.shift, wanted[place]), True
     solved = list[Solution]()
