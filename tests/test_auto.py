@@ -161,6 +161,23 @@ def test_heads_from_factors_are_those_from_the_gram_matrix(blocks: list[int]) ->
         assert torch.allclose(found, expected, atol=1e-9)
 
 
+def test_heads_on_the_same_blocks_share_a_system_and_a_ridge_is_solved_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A ridge that is wanted both roughly and exactly is solved exactly."""
+    factor, _, _ = factor_and_sums()
+    block_of_row, solved, asked = torch.tensor([0] * 10 + [1] * 19 + [-1]), factored.solved, []
+    sums = FactoredSums({"train": rotated(factor)}, block_of_row)
+    monkeypatch.setattr(factored, "solved", lambda systems, error: asked.append(systems) or solved(systems, error))
+    rows = torch.arange(30)
+    roughly, exactly = HeadRequest([2.0, 0.3], ("train",), rows, rough=True), HeadRequest([0.3], ("train",), rows)
+    sums.solve_ahead([roughly, exactly], 1e-8)
+    assert [(ridge, rough) for _, ridge, rough in asked[0]] == [(2.0, True), (0.3, False)]
+    assert asked[0][0][0] is asked[0][1][0]
+    sums.solve_ahead([exactly, roughly], 1e-8)
+    assert len(asked) == 1  # all of it is known
+
+
 def learned(graph: Graph, memory: str, tasks: int = 3, hidden: int = 28) -> eg.Learner:
     learner = eg.Learner(eg.MixedFeatures(hidden=hidden), eg.Auto(memory=memory), dtype=torch.float64)
     for task in list(eg.TaskStream(graph, 2))[:tasks]:

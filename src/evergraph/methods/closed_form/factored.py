@@ -93,17 +93,22 @@ class FactoredSums:
 
     def solve_ahead(self, wanted: Sequence[HeadRequest], error: float) -> None:
         """Compute all combinations to be requested, all of the same parts, as many at once as there is room for."""
-        new = [self._unknown(each, error) for each in wanted]
-        new = [each for each in new if each.ridges]
-        self._multiply({block for each in new for block in self.blocks(each.rows)})
-        at_once = self._at_once(new[0].parts) if new else 1
-        for start in range(0, len(new), at_once):
-            some = new[start : start + at_once]
-            pairs = [(each, system, ridge) for each, system in zip(some, self._systems(some)) for ridge in each.ridges]
-            found = solved([(system, ridge, each.rough) for each, system, ridge in pairs], error)
-            for (each, _, ridge), one in zip(pairs, found):
+        new = dict[tuple[int, ...], tuple[HeadRequest, dict[float, bool]]]()  # by blocks: whether ridges may be rough
+        for each in wanted:
+            for ridge in self._unknown(each, error).ridges:
+                _, rough = new.setdefault((*self.blocks(each.rows),), (each, {}))
+                rough[ridge] = each.rough and rough.get(ridge, True)
+        self._multiply(set().union(*new))
+        asked = list(new.values())
+        at_once = self._at_once(asked[0][0].parts) if asked else 1
+        for start in range(0, len(asked), at_once):
+            some = asked[start : start + at_once]
+            systems = self._systems([each for each, _ in some])
+            found = solved([(own, *pair) for own, (_, rough) in zip(systems, some) for pair in rough.items()], error)
+            places = [(each, ridge) for each, rough in some for ridge in rough]
+            for (each, ridge), one in zip(places, found):
                 self._combinations[self._key(each, ridge, error if one.exact else None)] = one.found
-            del pairs  # frees the matrices
+            del systems  # frees the matrices
 
     def _unknown(self, wanted: HeadRequest, error: float) -> HeadRequest:
         """Return the request without the ridges whose combinations are known."""

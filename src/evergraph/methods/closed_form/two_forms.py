@@ -230,16 +230,18 @@ class TwoForms(Method):
         if self.factor_:
             self._factored().solve_ahead(wanted, error)
             return
-        known, made = self.computed(), dict[Any, RidgeSystem]()
+        known, made = self.computed(), dict[Any, tuple[RidgeSystem, Tensor | None]]()
         like = next(iter(self.cross_.values()))
         asked = dict[Any, tuple[RidgeSystem, float, bool, Tensor | None]]()
         for each in sorted(wanted, key=lambda each: each.rough):  # what is wanted exactly will do for a rough request
             key, new = self._key(each.parts, each.rows), self._unknown(each).ridges
-            rows = None if each.rows is None else constant_first(each.rows.cpu(), like.size(0))
             if new and key not in made:
-                made[key] = ridge_system([Sums(self.gram_[part], self.cross_[part]) for part in each.parts], rows)
+                rows = None if each.rows is None else constant_first(each.rows.cpu(), like.size(0))
+                sums = [Sums(self.gram_[part], self.cross_[part]) for part in each.parts]
+                made[key] = ridge_system(sums, rows), rows
             for ridge in new:
-                asked.setdefault((*key, ridge), (made[key], ridge, each.rough, rows))
+                system, rows = made[key]
+                asked.setdefault((*key, ridge), (system, ridge, each.rough, rows))
         found = solved([each[:3] for each in asked.values()], error)
         for (place, (_, _, _, rows)), one in zip(asked.items(), found):
             known[*place, not one.exact] = spread(one.found, rows, like)
