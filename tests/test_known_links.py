@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 import evergraph as eg
@@ -103,3 +104,58 @@ def test_the_command_predicts_held_out_links_as_well_as_it_evaluates_them(evergr
     assert out.startswith("link,source,target,class,")
     _, out, _ = evergraph("evaluate", str(tmp_path / "links.pt"), *folder, "--json")
     assert 100 * float((classes[test] == y[test]).double().mean()) == pytest.approx(json.loads(out)["ap"])
+
+
+def pairs_of(task: eg.Task, links: Tensor) -> list[frozenset[int]]:
+    assert task.graph.members is not None
+    return [frozenset(pair) for pair in task.graph.members.rows(links).indices.view(-1, 2).tolist()]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_no_pair_is_both_trained_and_tested_on_in_either_direction(streamed: bool) -> None:
+    """Each link is given in both directions, as in PyG's `edge_index`."""
+    once = np.random.default_rng(0).integers(0, 60, (2, 100))
+    links, time = np.concatenate([once, once[::-1]], 1), np.arange(200) % 7
+    made = eg.make_links(np.eye(60), links, negatives=True, attributes={"time": time})
+    tasks = list(eg.stream(made, scenario="time", bins=2)) if streamed else [eg.Task.of(made)]
+    parts: list[set[frozenset[int]]] = [set(), set(), set()]
+    for task in tasks:
+        linked, drawn = (torch.nonzero(task.graph.y[:, 0] == label).reshape(-1) for label in (1, 0))
+        assert len(set(pairs_of(task, drawn))) == drawn.numel()
+        for pairs, times, links in zip(parts, (1, 5, 5), (task.train, task.val, task.test)):
+            pairs.update(pairs_of(task, links))
+            assert torch.isin(links, drawn).sum() == times * torch.isin(links, linked).sum()
+    assert len(set.union(*parts)) == sum(map(len, parts))
+
+
+def test_fewer_pairs_without_a_link_are_drawn_where_there_are_too_few() -> None:
+    ends = np.triu_indices(12, 1)
+    dense = eg.make_links(np.eye(12), np.stack(ends)[:, ::2], negatives=True)
+    with pytest.warns(EvergraphWarning, match=r"too few pairs of nodes have no link; .*, \d+% as many"):
+        task = eg.Task.of(dense)
+    assert all(int((task.graph.y[part, 0] == 0).sum()) for part in (task.train, task.val, task.test))
+    with pytest.raises(eg.EvergraphError, match="nearly all pairs of nodes are linked"):
+        eg.Task.of(eg.make_links(np.eye(12), np.stack(ends), negatives=True))
+
+
+def test_pieces_of_link_prediction_have_links_and_pairs_without_one() -> None:
+    for task in eg.stream("growing-links:nodes=80,waves=2,groups=4,links=100"):
+        pieces = list(task.pieces(10))
+        assert torch.cat([piece.train for piece in pieces]).sort().values.equal(task.train)
+        assert all(0.4 <= float(piece.graph.y[piece.train, 0].mean()) <= 0.6 for piece in pieces[:-1])
+
+
+def test_edges_between_pairs_that_are_to_be_predicted_are_left_out_with_a_note() -> None:
+    """As in PyG's `RandomLinkSplit`, whose training part has its own links in `edge_index`."""
+    pairs = np.stack([np.arange(20), np.arange(20) + 20])
+    links = eg.make_links(np.eye(40), pairs, np.arange(20) % 2, edge_index=pairs, name="own")
+    with pytest.warns(EvergraphWarning, match="own: 16 of the 40 edges in edge_index join the ends of validation and"):
+        task = eg.Task.of(links)
+    edges = {frozenset(pair) for pair in task.graph.edge_index.T.tolist()}
+    assert edges == set(pairs_of(task, task.train))
+    one = eg.Learner("analytic", device="cpu")
+    one.learn(task)
+    assert same(one.predict(links), one.predict(task.graph))
+    bare = eg.make_links(np.eye(40), pairs, np.arange(20) % 2)
+    asked = torch.tensor([[0], [20]])
+    assert same(one.predict(links, asked), one.predict(bare, asked))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evergraph.data.examples import first_of_pair
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, tell, unknown
 
@@ -158,17 +159,22 @@ def trained_classes(graph: Graph, classes: Sequence[int], sizes: Tensor) -> list
 def split_within_tasks(graph: Graph, task_of: Tensor, seed: int) -> Tensor:
     """Split each task's examples 60/20/20, within each class if there are classes; return the part of each example.
 
-    Shares are rounded down, but at least one example is for training; the rest is for testing.
+    Shares are rounded down, but at least one example is for training; the rest is for testing. Links that exist stay
+    in one part with all others between the same two nodes, in either direction and whatever their tasks: such a pair
+    counts once, in the task of its first link.
     """
     part = torch.full((graph.num_examples,), -1)
     kinds = graph.y if graph.has_classes else torch.zeros(graph.num_examples, dtype=torch.long)
-    usable = (task_of >= 0) & graph.labelled
-    for task, kind in torch.unique(torch.stack([task_of, kinds], 1)[usable], dim=0).tolist():
-        chosen = torch.nonzero(usable & (task_of == task) & (kinds == kind)).reshape(-1)
+    usable = torch.nonzero((task_of >= 0) & graph.labelled).reshape(-1)
+    first = first_of_pair(graph, usable) if graph.positives_only else usable
+    counted = torch.unique(first)
+    for task, kind in torch.unique(torch.stack([task_of, kinds], 1)[counted], dim=0).tolist():
+        chosen = counted[(task_of[counted] == task) & (kinds[counted] == kind)]
         generator = torch.Generator().manual_seed(1_000_003 * seed + 7919 * task + kind)
         mixed = chosen[torch.randperm(chosen.numel(), generator=generator)]
         train, val = max(3 * mixed.numel() // 5, 1), mixed.numel() // 5
         part[mixed[:train]], part[mixed[train : train + val]], part[mixed[train + val :]] = 0, 1, 2
+    part[usable] = part[first]
     return part
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from evergraph.core.sparse import SparseMatrix, block_diagonal, take_rows
 from evergraph.data.arrays import ClassName, as_array, make_adjacency, read_edges, targets_and_names
 from evergraph.data.attributes import Attribute, read_attributes, read_splits
 from evergraph.data.graph import Graph, make_graph
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, tell
 
 NEGATIVES = {0: 1, 1: 5, 2: 5}
 """Number of pairs without a link drawn for each link, by part: training, validation, test."""
@@ -152,10 +153,11 @@ def with_links(graph: Graph, links: Any) -> Graph:
 
 
 def with_other_links(graph: Graph, asked: Tensor) -> Graph:
-    """Add the graph's own links as edges, except the pairs asked for, `(2, number)`, in either direction."""
+    """Add the graph's own links as edges; no edge joins a pair asked for, `(2, number)`, in either direction."""
     assert graph.members is not None
     own = _pair_numbers(graph.members.indices.view(-1, 2).T, graph)
-    return with_training_edges(graph, (~torch.isin(own, _both_ways(asked, graph))).nonzero().flatten())
+    others = (~torch.isin(own, _both_ways(asked, graph))).nonzero().flatten()
+    return with_training_edges(without_edges_between(graph, asked), others)
 
 
 def link_ends(graph: Graph, links: Tensor) -> Tensor | None:
@@ -205,11 +207,34 @@ def links_to_know(graph: Graph, train: Tensor, held_out: Tensor) -> Tensor:
 
     A pair may occur several times. Examples that are not links are returned unchanged.
     """
-    if graph.level != "link":
+    if (own := link_ends(graph, train)) is None or (wanted := link_ends(graph, held_out)) is None:
         return train
-    assert graph.members is not None
-    own, wanted = (graph.members.rows(links).indices.view(-1, 2).T for links in (train, held_out))
-    return train[~torch.isin(_pair_numbers(own, graph), _both_ways(wanted, graph))]
+    return train[~torch.isin(_pair_numbers(own.T, graph), _both_ways(wanted.T, graph))]
+
+
+def without_edges_between(graph: Graph, pairs: Tensor) -> Graph:
+    """Return the graph without its edges between these pairs of nodes, `(2, number)`, in either direction."""
+    edges = graph.edge_index
+    gone = torch.isin(_pair_numbers(edges, graph), _both_ways(pairs, graph))
+    if not gone.any():
+        return graph
+    return graph.altered(adjacency=make_adjacency(edges[:, ~gone].numpy(), graph.num_nodes, undirected=False))
+
+
+def without_held_out_edges(graph: Graph, held_out: Tensor) -> Graph:
+    """Return the graph without its own edges between the ends of held-out links, and say how many there were.
+
+    Examples that are not links have no such edges.
+    """
+    if (ends := link_ends(graph, held_out)) is None:
+        return graph
+    left = without_edges_between(graph, ends.T)
+    if gone := graph.num_edges - left.num_edges:
+        tell(
+            f"{graph.name}: {gone:,} of the {graph.num_edges:,} edges in edge_index join the ends of validation and "
+            "test links, which are to be predicted; no message passes along them"
+        )
+    return left
 
 
 def with_training_edges(graph: Graph, train: Tensor) -> Graph:
@@ -234,36 +259,53 @@ def _both_ways(ends: Tensor, graph: Graph) -> Tensor:
     return torch.cat([_pair_numbers(ends, graph), _pair_numbers(ends.flip(0), graph)])
 
 
+def _unordered(ends: Tensor, graph: Graph) -> Tensor:
+    """Return a number for each pair of nodes, the same in both directions."""
+    return _pair_numbers(ends.sort(0).values, graph)
+
+
+def first_of_pair(graph: Graph, links: Tensor) -> Tensor:
+    """Return for each of these links the one with the lowest number between the same two nodes, in either direction."""
+    assert graph.members is not None
+    _, pair = torch.unique(_unordered(graph.members.rows(links).indices.view(-1, 2).T, graph), return_inverse=True)
+    first = torch.full((links.numel(),), graph.num_examples).scatter_reduce(0, pair, links, "amin")
+    return first[pair]
+
+
 def with_negatives(graph: Graph, task_of: Tensor, part: Tensor, seed: int) -> tuple[Graph, Tensor, Tensor]:
     """Add pairs without a link to a graph of existing links, drawn for every task and part, reproducibly by seed.
 
     One pair is drawn per training link and five per validation or test link (`NEGATIVES`), uniformly among the nodes
-    that links of tasks up to this one touch; a pair that is linked at any time, in either direction, or joined by an
-    edge of the graph is not drawn.
+    that links of tasks up to this one touch; fewer, with a note, if there are not that many. No pair is drawn twice,
+    for whatever task or part, nor one that is linked at any time or joined by an edge of the graph; in either
+    direction.
 
     Returns:
         the graph, and the tasks and parts of its examples.
     """
     assert graph.members is not None
     ends = graph.members.indices.view(-1, 2)
-    known = torch.unique(_both_ways(torch.cat([ends.T, graph.edge_index], dim=1), graph)).numpy()
+    used = torch.unique(_unordered(torch.cat([ends.T, graph.edge_index], dim=1), graph))
+    share = _share_to_draw(graph, task_of, part, used)
     links, tasks, parts = [ends], [task_of], [part]
     for task in torch.unique(task_of[task_of >= 0]).tolist():
         nodes = torch.unique(ends[(task_of >= 0) & (task_of <= task)]).numpy()
         for number, times in NEGATIVES.items():
-            wanted = times * int(((task_of == task) & (part == number)).sum())
+            wanted = math.ceil(share * times * int(((task_of == task) & (part == number)).sum()))
             random = np.random.default_rng([seed, task, number])
-            links.append(_unlinked(nodes, wanted, known, graph.num_nodes, random, graph.name))
+            drawn = torch.as_tensor(_unlinked(nodes, wanted, used.numpy(), graph.num_nodes, random, graph.name))
+            used = torch.cat([used, _unordered(drawn, graph)])
+            links.append(drawn.T)
             tasks.append(torch.full((wanted,), task))
             parts.append(torch.full((wanted,), number))
     pairs = torch.cat(links)
-    drawn = pairs.size(0) - ends.size(0)
+    added = pairs.size(0) - ends.size(0)
     attributes = {  # drawn pairs have no attributes; fill with zeros
-        key: Attribute(torch.cat([value.values, value.values.new_zeros(drawn)]), value.names)
+        key: Attribute(torch.cat([value.values, value.values.new_zeros(added)]), value.names)
         for key, value in graph.attributes.items()
     }
     whole = graph.altered(
-        y=torch.cat([graph.y, graph.y.new_zeros(drawn, 1)]),
+        y=torch.cat([graph.y, graph.y.new_zeros(added, 1)]),
         members=_pairs(pairs.T, graph.num_nodes),
         attributes=attributes,
         splits=None,
@@ -271,17 +313,50 @@ def with_negatives(graph: Graph, task_of: Tensor, part: Tensor, seed: int) -> tu
     return whole, torch.cat(tasks), torch.cat(parts)
 
 
+def _share_to_draw(graph: Graph, task_of: Tensor, part: Tensor, used: Tensor) -> float:
+    """Return the share of the wanted pairs without a link that can be drawn, with some left over to draw from.
+
+    `used` holds the pairs that are not to be drawn. A task draws from the pairs whose nodes it or an earlier one met.
+    """
+    assert graph.members is not None
+    chosen = task_of >= 0
+    tasks = int(task_of.max()) + 1
+    met = torch.full((graph.num_nodes,), tasks).scatter_reduce(
+        0, graph.members.indices.view(-1, 2)[chosen].flatten(), task_of[chosen].repeat_interleave(2), "amin"
+    )
+    last = torch.maximum(met[used // graph.num_nodes], met[used % graph.num_nodes])
+    nodes = torch.bincount(met, minlength=tasks)[:tasks].cumsum(0)
+    free = nodes * (nodes - 1) // 2 - torch.bincount(last, minlength=tasks)[:tasks].cumsum(0)
+    times = torch.tensor([*NEGATIVES.values(), 0])[part]  # -1, no part, indexes the last entry
+    wanted = torch.bincount(task_of[chosen], times[chosen], minlength=tasks).cumsum(0)
+    share = float((0.8 * free / wanted.clamp(min=1)).min())
+    if share <= 0:
+        raise _too_few(graph.name)
+    if share < 1:
+        tell(
+            f"{graph.name}: too few pairs of nodes have no link; instead of {NEGATIVES[0]} for each training link and "
+            f"{NEGATIVES[2]} for each other one, {share:.0%} as many are drawn"
+        )
+    return min(share, 1.0)
+
+
+def _too_few(name: str) -> EvergraphError:
+    return EvergraphError(f"{name}: nearly all pairs of nodes are linked; there are too few others to draw")
+
+
 def _unlinked(
-    nodes: np.ndarray, wanted: int, known: np.ndarray, num_nodes: int, random: np.random.Generator, name: str
-) -> Tensor:
-    """Draw pairs of different nodes without a link; `known` holds source · num_nodes + target of all links."""
-    found = np.zeros(0, np.int64)
+    nodes: np.ndarray, wanted: int, used: np.ndarray, num_nodes: int, random: np.random.Generator, name: str
+) -> np.ndarray:
+    """Draw different pairs of different nodes, `(2, wanted)`; none of `used`: lower node · num_nodes + higher node."""
+    found = np.zeros((2, 0), np.int64)
     for _ in range(100):
-        if found.size >= wanted:
+        if found.shape[1] >= wanted:
             break
-        source, target = nodes[random.integers(0, nodes.size, (2, 2 * (wanted - found.size) + 8))]
-        pairs = (source * num_nodes + target)[source != target]
-        found = np.concatenate([found, pairs[~np.isin(pairs, known)]])
-    if found.size < wanted:
-        raise EvergraphError(f"{name}: nearly all pairs of nodes are linked; there are too few others to draw")
-    return torch.as_tensor(np.stack([found[:wanted] // num_nodes, found[:wanted] % num_nodes], 1))
+        tried = nodes[random.integers(0, nodes.size, (2, 2 * (wanted - found.shape[1]) + 8))]
+        found = np.concatenate([found, tried[:, tried[0] != tried[1]]], axis=1)
+        pairs = found.min(0) * num_nodes + found.max(0)
+        first = np.sort(np.unique(pairs, return_index=True)[1])
+        found = found[:, first[~np.isin(pairs[first], used)]]
+    if found.shape[1] < wanted:
+        raise _too_few(name)
+    return found[:, :wanted]

@@ -17,11 +17,11 @@ from evergraph.core.settings import BelowOne, Checked, NonNegativeInt, PositiveI
 from evergraph.data.arrangement import Order, given_split, tasks_of_classes, trained_classes
 from evergraph.data.class_parts import parts_of_classes
 from evergraph.data.division import divided_by_attribute, divided_by_classes, divided_by_columns
-from evergraph.data.examples import links_to_know, narrowed, problem_of, with_negatives, with_training_edges
+from evergraph.data.examples import narrowed, problem_of, with_negatives, without_held_out_edges
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
 from evergraph.data.scenarios import SCENARIOS, blurred, find_attribute
-from evergraph.data.tasks import Part, Task, link_edges
+from evergraph.data.tasks import Part, Task, along_training_links
 from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 
@@ -119,6 +119,7 @@ class TaskStream(metaclass=Checked):
             task_of = blurred(task_of, part, blur, seed)
         if graph.positives_only:
             graph, task_of, part = with_negatives(graph, task_of, part, seed)
+        graph = without_held_out_edges(graph, torch.nonzero((task_of >= 0) & (part > 0)).reshape(-1))
         self._take(graph, division.classes, task_of, part, division.names)
 
     def _take(
@@ -355,8 +356,8 @@ class TaskStream(metaclass=Checked):
         else:
             graph = narrowed(self.graph, examples, groups)
         part, task_of = self._part[examples], self._task_of[examples]
-        links = links_to_know(graph, *(torch.nonzero(chosen).reshape(-1) for chosen in (part == 0, part > 0)))
-        edges, graph = link_edges(graph, links), with_training_edges(graph, links)
+        trained, held_out = (torch.nonzero(chosen).reshape(-1) for chosen in (part == 0, part > 0))
+        edges, graph = along_training_links(graph, trained, held_out)
         mine = torch.isin(task_of, torch.tensor(list(members)))
         parts = (0, 1, self._test_part)
         train, val, test = (torch.nonzero(mine & (part == number)).reshape(-1) for number in parts)

@@ -21,7 +21,7 @@ from evergraph.data.arrangement import (
     trained_classes,
 )
 from evergraph.data.arrays import ClassName, as_known
-from evergraph.data.examples import links_to_know, with_negatives, with_training_edges
+from evergraph.data.examples import links_to_know, with_negatives, with_training_edges, without_held_out_edges
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, no_such_class
@@ -44,7 +44,8 @@ class Task:
             declare access to all data, such as joint training.
         origin: if tasks of the stream contain examples of earlier ones: an object that identifies the stream, and the
             numbers of the examples in its whole graph.
-        link_edges: where examples are links: the adjacency without them, and the links that are added to it as edges.
+        link_edges: where examples are links: the adjacency without them, and the links that are added to it as edges;
+            no held-out pair is among either.
         new_nodes: number of the graph's nodes that earlier tasks did not have; None for all.
     """
 
@@ -121,8 +122,7 @@ class Task:
             val = test = train[:0]
         if not hold_out:
             val = test = train[:0]
-        links = links_to_know(graph, train, torch.cat([val, test]))
-        known, graph = link_edges(graph, links), with_training_edges(graph, links)
+        known, graph = along_training_links(graph, train, torch.cat([val, test]))
         return cls(index, present, graph, train, val, test, graph.num_classes, link_edges=known)
 
     @classmethod
@@ -141,8 +141,7 @@ class Task:
         train, val, test = (torch.nonzero(part == number).reshape(-1) for number in range(3))
         if not train.numel():
             raise EvergraphError(f"{graph.name}: no {graph.level} has a target; there is nothing to learn")
-        links = links_to_know(graph, train, torch.cat([val, test]))
-        known, graph = link_edges(graph, links), with_training_edges(graph, links)
+        known, graph = along_training_links(graph, train, torch.cat([val, test]))
         columns = list(range(graph.num_classes))
         return cls(index, columns, graph, train, val, test, graph.num_classes, link_edges=known)
 
@@ -150,13 +149,16 @@ class Task:
     def pieces(self, size: PositiveInt) -> Iterator[Task]:
         """Yield the task as small tasks with `size` training examples each, in the order of their numbers.
 
+        Pairs that were drawn as having no link, whose numbers come last, are spread evenly among the links.
+
         For a single pass without task boundaries: every piece has the task's graph, the classes among its own
         examples, and nothing to validate or test on.
 
         Args:
             size: number of training examples per piece; the last takes the rest.
         """
-        for number, chosen in enumerate(self.train.split(size)):
+        train = spread_evenly(self.train, self.graph.y[self.train, 0]) if self.graph.positives_only else self.train
+        for number, chosen in enumerate(train.split(size)):
             classes, new = self.class_positions, 0 if number else self.new_nodes
             if self.graph.has_classes:
                 classes = torch.unique(self.graph.y[chosen]).tolist()
@@ -250,9 +252,26 @@ class Task:
         )
 
 
-def link_edges(graph: Graph, links: Tensor) -> tuple[SparseMatrix, Tensor] | None:
-    """Return `Task.link_edges` of a graph that is about to get these links as edges; None if examples are not links."""
-    return (graph.adjacency, links) if graph.level == "link" else None
+def along_training_links(
+    graph: Graph, train: Tensor, held_out: Tensor
+) -> tuple[tuple[SparseMatrix, Tensor] | None, Graph]:
+    """Return `Task.link_edges` and the graph with the training links as edges, but none between held-out pairs.
+
+    Where examples are not links: None and the graph as it is.
+    """
+    if graph.level != "link":
+        return None, graph
+    graph, links = without_held_out_edges(graph, held_out), links_to_know(graph, train, held_out)
+    return (graph.adjacency, links), with_training_edges(graph, links)
+
+
+def spread_evenly(examples: Tensor, kinds: Tensor) -> Tensor:
+    """Return the examples in an order in which those of each kind keep theirs, and come at equal distances."""
+    place = torch.empty(examples.numel())
+    for kind in torch.unique(kinds):
+        mine = kinds == kind
+        place[mine] = (torch.arange(int(mine.sum())) + 0.5) / mine.sum()
+    return examples[place.argsort(stable=True)]
 
 
 def _parts(matrix: SparseMatrix) -> list[Tensor]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from evergraph.data import Graph, link_ends
-from evergraph.data.examples import links_to_know, with_other_links, with_training_edges
+from evergraph.data import Graph, Task, link_ends
+from evergraph.data.examples import links_to_know, with_other_links, with_training_edges, without_edges_between
 from evergraph.errors import tell
 from evergraph.training.learned_data import tasks_learned_from
 
@@ -26,21 +27,22 @@ def with_known_links(learner: Learner, graph: Graph, asked: Tensor) -> Graph:
         return graph
     if torch.unique(asked).numel() < graph.num_examples:
         return with_other_links(graph, ends.T)
-    if (trained := _trained_links(learner, graph)) is not None:
-        return with_training_edges(graph, trained)
+    if tasks := tasks_learned_from(learner, graph):
+        return _along_trained_links(tasks, graph)
     tell(
         f"{graph.name}: all of its {graph.num_examples:,} links are asked for, so messages pass along edge_index "
         "alone; put known links there, or ask for the others by number (--nodes)"
     )
-    return graph
+    return without_edges_between(graph, ends.T)
 
 
-def _trained_links(learner: Learner, graph: Graph) -> Tensor | None:
-    """Links that tasks learned from the graph trained on, without pairs that one held out; None if there is no task."""
-    tasks = tasks_learned_from(learner, graph)
-    if not tasks:
-        return None
+def _along_trained_links(tasks: Sequence[Task], graph: Graph) -> Graph:
+    """Return the graph with the links that tasks learned from it trained on as edges, without pairs that one held out.
+
+    Pairs drawn as negative examples, which have higher numbers than the graph's own links, are left aside.
+    """
     edges = [task.link_edges[1] for task in tasks if task.link_edges is not None]
     trained, held_out = torch.cat(edges), torch.cat([part for task in tasks for part in (task.val, task.test)])
-    own = graph.num_examples  # pairs drawn as negative examples have higher numbers
-    return links_to_know(graph, torch.unique(trained[trained < own]), held_out[held_out < own])
+    trained, held_out = (torch.unique(links[links < graph.num_examples]) for links in (trained, held_out))
+    bare = graph if (ends := link_ends(graph, held_out)) is None else without_edges_between(graph, ends.T)
+    return with_training_edges(bare, links_to_know(graph, trained, held_out))
