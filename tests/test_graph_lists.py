@@ -159,12 +159,7 @@ def test_lists_are_learned_as_the_line_says_and_forgotten() -> None:
     assert learner.forget(classes=[1], data=some) > 0
 
 
-def test_links_and_graphs_without_labels_say_what_is_missing() -> None:
-    links = Data(
-        x=torch.randn(5, 3), edge_index=torch.tensor([[0], [1]]), edge_label_index=torch.tensor([[0, 2], [1, 3]])
-    )
-    with pytest.raises(eg.EvergraphError, match=r"no link has a label.*give edge_label, or .*negatives=True"):
-        eg.Task.of(links)
+def test_graphs_without_labels_say_what_is_missing() -> None:
     with pytest.raises(eg.EvergraphError, match="no graph has a label"):
         eg.Task.of(graphs([None, None]))
 

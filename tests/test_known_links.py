@@ -159,3 +159,38 @@ def test_edges_between_pairs_that_are_to_be_predicted_are_left_out_with_a_note()
     bare = eg.make_links(np.eye(40), pairs, np.arange(20) % 2)
     asked = torch.tensor([[0], [20]])
     assert same(one.predict(links, asked), one.predict(bare, asked))
+
+
+def saved_links(path: Path, label: Tensor | None = None) -> Path:
+    """Write PyG's object of 80 links among 40 nodes."""
+    random = torch.Generator().manual_seed(0)
+    links = torch.randint(40, (2, 80), generator=random)
+    none = torch.zeros(2, 0, dtype=torch.long)
+    data = Data(x=torch.randn(40, 5, generator=random), edge_index=none, edge_label_index=links, edge_label=label)
+    torch.save(data, path)
+    return path
+
+
+def test_links_without_labels_are_links_to_predict(evergraph, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path, folder = saved_links(tmp_path / "links.pt"), tmp_path / "learner"
+    with pytest.warns(EvergraphWarning, match=r"no link has a label.*whether there is a link \(link-prediction\)"):
+        task = eg.Task.of(path)
+    assert task.graph.positives_only
+    assert float(task.graph.y[task.train].mean()) == 0.5
+    words = ("--checkpoint", folder, "--device", "cpu")
+    status, out, err = evergraph("learn", path, *words)
+    assert status == 0, err
+    assert "link-prediction" in err
+    status, out, err = evergraph("evaluate", path, *words, "--metric", "mrr", "--json")
+    assert status == 0, err
+    assert json.loads(out)["graphs"][0]["which"] == "held out"
+    one = eg.Learner("lwf", problem="link-classification", device="cpu")
+    with pytest.raises(eg.EvergraphError, match=r"links: all that is known .* link-classification needs .*edge_label"):
+        one.learn(path)
+
+
+@pytest.mark.parametrize("label", [torch.ones(80), torch.arange(80) % 2, torch.arange(80) / 80])
+def test_link_prediction_refuses_labels_before_it_trains(label: Tensor, tmp_path: Path) -> None:
+    path = saved_links(tmp_path / "links.pt", label)
+    with pytest.raises(eg.EvergraphError, match="draws the pairs without a link itself; give only"):
+        eg.Learner(problem="link-prediction", device="cpu").learn(path)

@@ -14,8 +14,10 @@ from rich.table import Table
 
 from evergraph.cli import common, parsing
 from evergraph.data import Task, find_graph
+from evergraph.data.examples import as_existing_links
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
+from evergraph.problems import LinkPrediction
 from evergraph.training import Learner
 from evergraph.training.learned_data import classes_given, trained_on, without_forgotten
 
@@ -59,6 +61,8 @@ def evaluate_command(
         raise EvergraphError(f"--by-class shows accuracies; leave --metric {metric} out")
     numbers = learner.problem.kind == "numbers"
     data = [find_graph(source, data_root, False if directed else None, numbers)[0] for source in graphs]
+    if learner.problem.name == LinkPrediction.name:
+        data = [as_existing_links(graph) for graph in data]
     for source, graph in zip(graphs, data):
         if not bool(graph.labelled.any()):
             raise EvergraphError(f"{source}: no {graph.level} has a label to compare predictions with")

@@ -98,7 +98,7 @@ def no_labels(graph: Graph) -> EvergraphError:
     fix = {
         "node": "give y, or name a table's column of classes (label=COLUMN)",
         "graph": "give each graph a y",
-        "link": "give edge_label, or links to predict by eg.make_links(negatives=True)",
+        "link": "give each link an edge_label",
     }[graph.level]
     return EvergraphError(f"{graph.name}: no {graph.level} has a label; there is nothing to learn: {fix}")
 

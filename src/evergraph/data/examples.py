@@ -18,16 +18,33 @@ from evergraph.errors import EvergraphError, tell
 
 NEGATIVES = {0: 1, 1: 5, 2: 5}
 """Number of pairs without a link drawn for each link, by part: training, validation, test."""
+LINK = "link"  # name of the label of a pair in link prediction
 
 
 def problem_of(graph: Graph) -> str:
     """Return the default problem for a graph's examples and targets."""
+    if graph.positives_only or _without_labels(graph):
+        return "link-prediction"
     if graph.has_classes:
         return f"{graph.level}-classification"
-    if graph.positives_only:
-        return "link-prediction"
     known = graph.y[~graph.y.isnan()]
     return f"{graph.level}-labelling" if bool(((known == 0) | (known == 1)).all()) else f"{graph.level}-regression"
+
+
+def as_existing_links(graph: Graph) -> Graph:
+    """Return links without labels as links that exist, for link prediction, with a note; other graphs unchanged."""
+    if not _without_labels(graph):
+        return graph
+    tell(
+        f"{graph.name}: no link has a label, so what is learned is whether there is a link (link-prediction); pairs "
+        "without one are drawn"
+    )
+    return graph.altered(y=torch.ones(graph.num_examples, 1), class_names=[LINK], positives_only=True)
+
+
+def _without_labels(graph: Graph) -> bool:
+    """Whether examples are links and nothing is known of them but that they exist."""
+    return graph.level == "link" and graph.has_classes and not bool((graph.y >= 0).any())
 
 
 def with_numbers(graph: Graph) -> Graph:
@@ -110,16 +127,17 @@ def make_links(
     Args:
         x: features of the nodes.
         links: `(2, num_links)`: pairs of nodes, from source to target; a pair may occur several times.
-        y: one target per link; None (with `negatives`) if all that is known is that the link exists.
+        y: one target per link; None if they are links to predict for, or all that is known is that they exist.
         edge_index: edges that are known from the start and are not examples.
         class_names: as for `make_graph`; so are `name`, `attributes`, `splits` and `columns`.
-        negatives: the links are existing ones; pairs without a link are drawn as negative examples.
+        negatives: the links are existing ones; pairs without a link are drawn as negative examples. A task of links
+            without targets takes them for such, too.
     """
     nodes = make_graph(x, np.zeros((2, 0), np.int64) if edge_index is None else edge_index, undirected=True, name=name)
     pairs = read_edges(links, nodes.num_nodes, name, "links")
     count = pairs.shape[1]
     if negatives:
-        y, columns, class_names = np.ones((count, 1), np.float32), True, class_names or ["link"]
+        y, columns, class_names = np.ones((count, 1), np.float32), True, class_names or [LINK]
     targets, names = targets_and_names(y, count, class_names, name, columns, "link")
     return nodes.altered(
         y=targets,

@@ -17,7 +17,7 @@ from evergraph.core.settings import BelowOne, Checked, NonNegativeInt, PositiveI
 from evergraph.data.arrangement import Order, given_split, tasks_of_classes, trained_classes
 from evergraph.data.class_parts import parts_of_classes
 from evergraph.data.division import divided_by_attribute, divided_by_classes, divided_by_columns
-from evergraph.data.examples import narrowed, problem_of, with_negatives, without_held_out_edges
+from evergraph.data.examples import as_existing_links, narrowed, problem_of, with_negatives, without_held_out_edges
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
 from evergraph.data.scenarios import SCENARIOS, blurred, find_attribute
@@ -80,7 +80,7 @@ class TaskStream(metaclass=Checked):
         blur: BelowOne = 0.0,
         split: Literal["given", "random"] = "given",
     ) -> None:
-        graph = as_graph(graph, numbers=about_numbers(problem))
+        graph = as_existing_links(as_graph(graph, numbers=about_numbers(problem)))
         TEST_GRAPHS[test_graph].check(graph)  # raises for an unknown name, too
         self.graph_mark = ""  # hash of the whole graph, set by `stream`
         self.name = graph.name

@@ -21,7 +21,13 @@ from evergraph.data.arrangement import (
     trained_classes,
 )
 from evergraph.data.arrays import ClassName, as_known
-from evergraph.data.examples import links_to_know, with_negatives, with_training_edges, without_held_out_edges
+from evergraph.data.examples import (
+    as_existing_links,
+    links_to_know,
+    with_negatives,
+    with_training_edges,
+    without_held_out_edges,
+)
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, no_such_class
@@ -87,7 +93,8 @@ class Task:
 
         A split that comes with the data (`train_mask`, …) is respected: only its training examples are trained on. A
         class without training examples is not one of the task's classes: its validation examples are dropped, and its
-        test examples stay, as examples of an unknown class.
+        test examples stay, as examples of an unknown class. Links without any label are taken for existing ones, as by
+        `make_links(negatives=True)`.
 
         Args:
             graph: a `Graph`, a PyG `Data` object, a list of them (`evergraph.data.conversion`) or the path of a file.
@@ -98,7 +105,7 @@ class Task:
             index: the task's number, for messages.
             numbers: targets are numbers to predict, even if they are whole and would be read as classes.
         """
-        graph = as_graph(graph, numbers=numbers)
+        graph = as_existing_links(as_graph(graph, numbers=numbers))
         if not graph.has_classes:
             return cls._of_columns(graph, classes, hold_out, seed, index)
         present = torch.unique(graph.y[graph.y >= 0]).tolist()

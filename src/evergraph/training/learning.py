@@ -15,7 +15,7 @@ from evergraph.data.arrays import UNEVEN, as_known, nearly_alike, outweighing_co
 from evergraph.errors import EvergraphError, tell
 from evergraph.methods import Context
 from evergraph.models.base import GraphModel
-from evergraph.problems import problem_of
+from evergraph.problems import LinkPrediction, problem_of
 from evergraph.training.card import task_card
 from evergraph.training.evidence import after_learning, before_learning
 from evergraph.training.inputs import new_names
@@ -101,6 +101,16 @@ def check_fit(learner: Learner, task: Task) -> None:
         raise EvergraphError(
             f"{task.graph.name} has {task.graph.level}s as examples, and {learner.problem.name} is about "
             f"{learner.problem.level}s; {'a learner has one problem: begin another one' if learner.num_tasks else fix}"
+        )
+    if task.graph.positives_only and learner.problem.kind != LinkPrediction.kind:
+        raise EvergraphError(
+            f"{task.graph.name}: all that is known of its links is that they exist, which is {LinkPrediction.name}; "
+            f"{learner.problem.name} needs their targets: give edge_label"
+        )
+    if learner.problem.name == LinkPrediction.name and not task.graph.positives_only:
+        raise EvergraphError(
+            f"{task.graph.name}: {LinkPrediction.name} draws the pairs without a link itself; give only the links that "
+            "exist, without edge_label, or learn the labels as link-classification"
         )
     if (learner.problem.kind == "classes") != task.graph.has_classes:
         learner.problem.targets(task.graph, learner.classes_)  # raises, since its targets are not of the problem's kind
