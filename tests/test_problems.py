@@ -13,6 +13,7 @@ from torch import Tensor
 import evergraph as eg
 from evergraph.core.params import copy_params, named_params
 from evergraph.curvature import fisher_diagonal, forward
+from evergraph.errors import EvergraphWarning
 from evergraph.evaluation import METRICS
 from evergraph.problems import PROBLEMS, Problem, problem_of
 from evergraph.training.loop import train_step
@@ -264,6 +265,12 @@ def test_metrics_by_their_definitions() -> None:
         assert METRICS[metric](higher, unknown, [0]) == METRICS[metric](scores, linked, [0])
     classes = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.5, 0.0]])
     assert METRICS["roc-auc"](classes, torch.tensor([0, 1, 1]), [0, 1]) == pytest.approx(100)
+    with pytest.warns(EvergraphWarning, match=r"hits@50: .* 21 pairs .*, fewer than 50, .*use --metric hits@20 or mrr"):
+        assert METRICS["hits@50"](scores, linked, [0]) == 100
+    with pytest.warns(EvergraphWarning, match=r"hits@10: .* 2 pairs .*use --metric mrr"):
+        assert METRICS["hits@10"](outputs, targets, [0]) == 100
+    with pytest.warns(EvergraphWarning, match="no label has both positive and negative examples"):
+        assert METRICS["roc-auc"](classes, torch.zeros(3), [0, 1]) == 50
 
 
 def test_forgetting_of_an_error_is_negative_too() -> None:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from evergraph import registry
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, tell
 from evergraph.evaluation.matrix import decimal_places
 
 METRICS: registry.Registry[Metric] = registry.metrics
+HITS_AT = (10, 20, 50, 100)
 _QUANTITY_AND_UNIT = re.compile(r"(.+) \(([^()]+)\)")
 
 
@@ -115,7 +116,7 @@ def roc_auc(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> floa
     """Area under the ROC curve, in percent: the mean over labels that have positive and negative examples.
 
     If examples have one class of several, the mean over classes of one against the rest, where the score of a class is
-    its output minus the log-sum-exp of all candidates' outputs. 50 if no label has both.
+    its output minus the log-sum-exp of all candidates' outputs. 50, with a note, if no label has both.
     """
     if targets.dim() == 1:
         chosen = outputs[:, list(candidates)]
@@ -130,6 +131,11 @@ def roc_auc(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> floa
         positive = target[known] > 0.5
         if positive.any() and not positive.all():
             areas.append(_area(score[known], positive))
+    if not areas:
+        tell(
+            "roc-auc: no label has both positive and negative examples among those tested, so that it is 50 whatever "
+            "is predicted; make tasks larger (--classes-per-task)"
+        )
     return 100 * sum(areas) / len(areas) if areas else 50.0
 
 
@@ -150,11 +156,19 @@ def root_mean_squared_error(outputs: Tensor, targets: Tensor, candidates: Sequen
 
 
 def hits_at(k: int) -> Callable[[Tensor, Tensor, Sequence[int]], float]:
-    """Hits@k: percent of links that score higher than the k-th best of the task's pairs without a link (as in OGB)."""
+    """Hits@k: percent of links that score higher than the k-th best of the task's pairs without a link (as in OGB).
+
+    100, with a note, if there are fewer than k such pairs.
+    """
 
     def hits(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
         positive, negative = _linked_and_not(outputs, targets, candidates)
         if negative.numel() < k:
+            other = next((f"hits@{fewer} or " for fewer in reversed(HITS_AT) if fewer <= negative.numel()), "")
+            tell(
+                f"hits@{k}: links are ranked against {negative.numel()} pairs without one, fewer than {k}, so that it "
+                f"is 100 whatever is predicted; use --metric {other}mrr"
+            )
             return 100.0
         return 100 * float((positive > negative.topk(k).values[-1]).double().mean())
 
@@ -196,6 +210,6 @@ for _name, _title, _error in (
     ("rmse", "root mean squared error", root_mean_squared_error),
 ):
     METRICS.register(Metric(_name, _title, _error, higher_is_better=False, kinds=("numbers",)))
-for _k in (10, 20, 50, 100):
+for _k in HITS_AT:
     METRICS.register(Metric(f"hits@{_k}", f"Hits@{_k} (%)", hits_at(_k), kinds=("labels",)))
 METRICS.register(Metric("mrr", "MRR (%)", mean_reciprocal_rank, kinds=("labels",)))
