@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,17 @@ def test_link_prediction_refuses_labels_before_it_trains(label: Tensor, tmp_path
     path = saved_links(tmp_path / "links.pt", label)
     with pytest.raises(eg.EvergraphError, match="draws the pairs without a link itself; give only"):
         eg.Learner(problem="link-prediction", device="cpu").learn(path)
+
+
+def test_joint_training_reads_the_graphs_that_tests_run_on() -> None:
+    stream = eg.stream("growing-ratings:nodes=60,groups=3,links=150")
+    one, other = (eg.Learner(eg.GCN(hidden=4), "joint", epochs=2, device="cpu") for _ in range(2))
+    assert torch.equal(one.fit(stream).logits(stream[0].graph), other.fit(alone(stream)).logits(stream[0].graph))
+    assert stream.so_far(1).graph.num_edges == stream[0].graph.num_edges + stream[1].graph.num_edges
+    seen = eg.stream("growing-ratings:nodes=60,groups=3,links=150", test_graph="seen")
+    assert torch.equal(seen.so_far(1).graph.edge_index, seen.seen(1).graph.edge_index)
+
+
+def alone(stream: eg.TaskStream) -> list[eg.Task]:
+    """The tasks as they are if no stream has the earlier ones."""
+    return [replace(task, so_far=None) for task in stream]

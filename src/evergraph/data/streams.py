@@ -21,7 +21,7 @@ from evergraph.data.examples import as_existing_links, narrowed, problem_of, wit
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
 from evergraph.data.scenarios import SCENARIOS, blurred, find_attribute
-from evergraph.data.tasks import Part, Task, along_training_links
+from evergraph.data.tasks import Part, Task, along_training_links, union
 from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 
@@ -284,6 +284,8 @@ class TaskStream(metaclass=Checked):
         """
         index = range(len(self))[index]
         joined = TEST_GRAPHS[self.test_graph].joins_tasks or self.edges_between_tasks
+        if self.graph.level == "link" and not joined:  # tasks have the same nodes, each with its own links as edges
+            return union([self[task] for task in range(index + 1)])
         return self._gather(index, 0, joined=joined, members=range(index + 1))
 
     def seen(self, index: int, *, alone: bool = False) -> Task:
