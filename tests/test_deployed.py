@@ -17,6 +17,7 @@ import evergraph as eg
 from evergraph.core.symmetric import unpack
 from evergraph.data.datasets.sbm import sbm
 from evergraph.evaluation import METRICS
+from evergraph.problems import problem_of
 from evergraph.training.calibration import GRID, PRIOR, best_temperature, losses_at_temperatures
 from evergraph.training.evidence import strangeness
 from evergraph.training.unknown import BINS, MIXTURES, Familiar, confidence, counted, familiar_of, separations
@@ -214,6 +215,32 @@ def test_amounts_add_up_to_the_logit(stream: eg.TaskStream, where: str, model: s
         pair = whole.why(graph, node, label, against=other)
         assert pair.logit == pytest.approx(found.logit - float(logits[whole.classes_.index(other)]), abs=1e-9)
         assert found.probability == pytest.approx(float(whole.predict(graph, [node]).probabilities[0]))
+
+
+@pytest.mark.parametrize("kind", ["labels", "numbers"])
+@pytest.mark.parametrize("columns", [1, 2])
+def test_amounts_add_up_to_labels_and_numbers(kind: str, columns: int, tmp_path: Path) -> None:
+    graph = eg.stream(f"drift-{kind}:nodes=80").graph
+    graph = graph.altered(y=graph.y[:, :1].repeat(1, columns), class_names=["age", "height"][:columns])
+    model = eg.RandomFeatures(hidden=40)
+    learner = eg.Learner(model, "analytic", problem=problem_of(graph), dtype=torch.float64, device="cpu")
+    learner.learn(graph)
+    found = learner.why(graph, 7, "age")
+    outputs = learner.logits(graph, [7])[0]
+    assert found.logit == pytest.approx(float(outputs[0]), abs=1e-9)
+    for amounts in (found.neighbours, found.features, list(found.by_depth.items())):
+        assert found.constant + sum(amount for _, amount in amounts) == pytest.approx(found.logit, abs=1e-9)
+    assert (found.probability is None) == (kind == "numbers")
+    assert str(found).startswith("node 7: 'age' is" if kind == "numbers" else "node 7: 'age' with probability")
+    found.draw(tmp_path / "why.svg")
+    if columns == 2:
+        pair = learner.why(graph, 7, "age", against="height")
+        assert pair.logit == pytest.approx(float(outputs[0] - outputs[1]), abs=1e-9)
+    if kind == "numbers" and columns == 2:
+        with pytest.raises(eg.EvergraphError, match="one number at a time; name one of: age, height"):
+            learner.why(graph, 7)
+    elif columns == 1:
+        assert learner.why(graph, 7).logit == found.logit
 
 
 def test_amounts_are_those_of_a_naive_sum(learner: eg.Learner, stream: eg.TaskStream) -> None:

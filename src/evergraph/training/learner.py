@@ -293,7 +293,7 @@ class Learner(metaclass=Checked):
         *,
         against: ClassName | None = None,
     ) -> Explanation:
-        """Explain one node's prediction: how much each neighbour and each feature adds to the logit.
+        """Explain one node's prediction: how much each neighbour and each feature adds to the logit, or to the number.
 
         The closed form is linear in its features, so the amounts add up exactly. Random features are a ReLU of random
         sums: which of them are positive at this node, and the length they are scaled by, are taken as given; so the
@@ -302,7 +302,7 @@ class Learner(metaclass=Checked):
         Args:
             graph: as in `predict`.
             node: the node, by id where the graph has ids, else by number.
-            label: the class to explain; the predicted one by default.
+            label: the class to explain, the predicted one by default; or which of several numbers.
             against: explain why it is `label` rather than this class.
         """
         return why(self, graph, node, label, against)

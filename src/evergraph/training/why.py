@@ -26,15 +26,15 @@ Amount = tuple[Any, float]
 
 @dataclass
 class Explanation:
-    """One node's prediction, broken down into amounts that add up exactly to the logit.
+    """One node's prediction, broken down into amounts that add up exactly to the logit, or to the predicted number.
 
     Args:
         node: the node, by its id or number.
-        label: the class being explained.
-        probability: calibrated probability of the class.
+        label: the class or label being explained, or the name of the number.
+        probability: calibrated probability of the class; None for a number, which has none.
         against: the class that it is compared with; None for the logit alone.
-        logit: z of the class, or z of the class minus z of `against`. Where probabilities are smoothed over neighbours,
-            z is the node's own, before smoothing.
+        logit: z of the class, or z of the class minus z of `against`; the number itself if one is predicted. Where
+            probabilities are smoothed over neighbours, z is the node's own, before smoothing.
         constant: the part of the logit that comes from no feature.
         by_depth: amount added by features, by number of propagation steps; 0 for the node's own features.
         neighbours: amount added by each node, summed over its features, largest first; includes the node itself.
@@ -45,7 +45,7 @@ class Explanation:
 
     node: Any
     label: ClassName
-    probability: float
+    probability: float | None
     against: ClassName | None
     logit: float
     constant: float
@@ -55,13 +55,31 @@ class Explanation:
     shares: list[Amount] | None
     voted: bool
 
+    @property
+    def quantity(self) -> str:
+        """What the amounts add up to: a logit or a number."""
+        return "number" if self.probability is None else "logit"
+
+    @property
+    def compared(self) -> str:
+        """What it is compared with, in words; empty if it is not."""
+        if self.against is None:
+            return ""
+        return f" {'minus' if self.probability is None else 'rather than'} {self.against!r}"
+
+    @property
+    def headline(self) -> str:
+        """What is predicted, in a line."""
+        if self.probability is None:
+            return f"node {self.node}: {self.label!r}{self.compared} is {self.logit:.4g}"
+        return f"node {self.node}: {self.label!r} with probability {self.probability:.3g}"
+
     def text(self, most: int = 5) -> str:
         """Return the explanation as a few lines of text, with the `most` largest amounts."""
-        than = f" rather than {self.against!r}" if self.against is not None else ""
         depths = [f"{amount:+.3g} {_called(depth)}" for depth, amount in self.by_depth.items() if amount]
         lines = [
-            f"node {self.node}: {self.label!r} with probability {self.probability:.3g}",
-            f"  logit{than} {self.logit:.4g} = {self.constant:+.3g} constant {' '.join(depths)}",
+            self.headline,
+            f"  {self.quantity}{self.compared} {self.logit:.4g} = {self.constant:+.3g} constant {' '.join(depths)}",
             f"  nodes: {_listed(self.neighbours, most)}",
             f"  features: {_listed(self.features, most)}",
         ]
@@ -110,7 +128,9 @@ def why(
     graph, chosen = asked(learner, graph, node)
     if chosen.numel() != 1:
         raise EvergraphError(f"why explains one node at a time, not {chosen.numel()}")
-    outputs = learner.outputs(graph, chosen)[:, : len(learner.classes_)]
+    outputs, of_numbers = learner.outputs(graph, chosen)[:, : len(learner.classes_)], learner.problem.kind == "numbers"
+    if of_numbers and label is None and len(learner.classes_) > 1:
+        raise EvergraphError(f"why explains one number at a time; name one of: {', '.join(map(str, learner.classes_))}")
     best = learner.classes_[int(outputs.argmax())] if label is None else label
     if against == best:
         raise EvergraphError(f"{best!r} cannot be compared with itself; name another class")
@@ -118,8 +138,10 @@ def why(
     found = claim(View(learner.model.eval(), learner.problem, graph, chosen, learner.device), units)
     ids = example_ids(graph) or range(graph.num_nodes)
     features = graph.feature_names or learner.feature_names or [f"feature {i}" for i in range(graph.num_features)]
-    probabilities = learner.problem.probabilities(outputs / learner.temperature, range(len(learner.classes_)))
-    probability = float(probabilities[0, units[0]])
+    probability = None
+    if not of_numbers:
+        probabilities = learner.problem.probabilities(outputs / learner.temperature, range(len(learner.classes_)))
+        probability = float(probabilities[0, units[0]])
     return Explanation(
         node=ids[int(chosen)],
         label=learner.classes_[units[0]],
@@ -130,7 +152,7 @@ def why(
         by_depth=found.by_depth,
         neighbours=_largest([ids[i] for i in found.nodes.tolist()], found.by_node),
         features=_largest(features, found.by_feature),
-        shares=None if found.shares is None else _parts(ids, found.shares, probability),
+        shares=None if found.shares is None or probability is None else _parts(ids, found.shares, probability),
         voted=found.voted,
     )
 

@@ -34,12 +34,9 @@ def draw(explanation: Explanation, path: str | Path, most: int) -> None:
         place.set_yticks(range(len(rows)), [str(name).replace("$", r"\$")[:24] for name, _ in rows])
         place.axvline(0, color="black", linewidth=0.8)
         place.set_title(title)
-        place.set_xlabel("adds to the logit")
-    than = f" rather than {explanation.against}" if explanation.against is not None else ""
-    title = (
-        f"node {explanation.node}: {explanation.label}{than}, probability {explanation.probability:.2g}\n"
-        f"logit {explanation.logit:.3g} = constant {explanation.constant:+.2g} and the bars of either side"
-    )
+        place.set_xlabel(f"adds to the {explanation.quantity}")
+    total = f"{explanation.quantity}{explanation.compared} {explanation.logit:.3g}"
+    title = f"{explanation.headline}\n{total} = constant {explanation.constant:+.2g} and the bars of either side"
     figure.suptitle(title.replace("$", r"\$"), fontsize=11)
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:], dpi=120)

@@ -1,4 +1,4 @@
-"""Why a closed form predicts a class at a node: the score is a sum over nodes and their features."""
+"""Why a closed form predicts a class, a label or a number at a node: a score is a sum over nodes and features."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from evergraph.core.sparse import with_self_loops
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import View
 from evergraph.methods.closed_form.block_prediction import BlockPrediction, Reading
+from evergraph.methods.closed_form.columns import as_outputs
 
 
 @dataclass
 class Reasons:
-    """The contributions to a node's logit, in units of the logit before calibration.
+    """The contributions to a node's logit (before calibration) or number.
 
     Args:
-        logit: logit of the output unit, or the difference between two.
+        logit: output of the unit, or the difference between two.
         constant: the part that depends on no feature.
         by_depth: contributions by number of propagation steps.
         nodes: the nodes that contribute, including the node itself.
@@ -47,14 +48,14 @@ def reasons(
     head: Tensor,
     temperature: float,
 ) -> Reasons:
-    """Decompose one node's logit exactly into constant + Σ_u Σ_f contributions (`score_pieces`).
+    """Decompose one node's output exactly into constant + Σ_u Σ_f contributions (`score_pieces`).
 
     Args:
         view: the graph; the node is the only requested example.
         units: an output unit; or two, for the first against the second.
         whole: how the graph is read, if it is read as a whole.
         head: the head that is read otherwise.
-        temperature: divides the scores.
+        temperature: as in `as_outputs`, which makes outputs of scores.
     """
     pieces_of = capable(view.model, "score_pieces")
     if pieces_of is None:
@@ -65,7 +66,9 @@ def reasons(
     if whole is not None:
         head, edges = whole[1].head.detach(), whole[1].edges.to("cpu")
     weights = head[:, units[0]] - (head[:, units[1]] if len(units) > 1 else 0)
-    constant, pieces = pieces_of(view.graph.x, with_self_loops(edges), node, weights / temperature)
+    zero, one = as_outputs(view.problem, torch.tensor([0.0, 1.0], dtype=torch.float64), temperature).tolist()
+    constant, pieces = pieces_of(view.graph.x, with_self_loops(edges), node, weights * (one - zero))
+    constant += zero if len(units) == 1 else 0.0
     nodes, by_node = torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.float64)
     by_depth: dict[int, float] = {}
     by_feature = torch.zeros(view.graph.num_features, dtype=torch.float64)
