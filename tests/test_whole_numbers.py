@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch_geometric.data import Data
 
 import evergraph as eg
 from evergraph.data import find_graph
+from evergraph.errors import EvergraphWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::evergraph.errors.EvergraphWarning")
 COUNT = 60
@@ -115,3 +117,15 @@ def test_a_run_takes_counts_as_numbers(
     for more in ((), ("--resume",)):
         status, _, err = evergraph(*words, "--out", tmp_path / "run", *more)
         assert status == 0, err
+
+
+def test_a_number_that_was_read_as_no_label_is_told_of() -> None:
+    numbers = np.array([-1, 2, 3, -1, 5, 6] * 5)
+    edges = np.stack([np.arange(29), np.arange(1, 30)])
+    as_classes = eg.make_graph(X[:30], edges, numbers, undirected=True)
+    with pytest.warns(EvergraphWarning, match=r"10 of 30 nodes have no label and so no number; .*columns=True"):
+        assert int(eg.Task.of(as_classes, numbers=True).graph.y.isnan().sum()) == 10
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept = eg.Task.of(eg.make_graph(X[:30], edges, numbers, undirected=True, columns=True), numbers=True)
+        assert not kept.graph.y.isnan().any()

@@ -48,12 +48,21 @@ def _without_labels(graph: Graph) -> bool:
 
 
 def with_numbers(graph: Graph) -> Graph:
-    """Return the graph with classes that are whole numbers turned into numbers to predict."""
+    """Return the graph with classes that are whole numbers turned into numbers to predict.
+
+    Where labels were read as classes, -1 became "no label", which a note says.
+    """
     if not graph.has_classes:
         return graph
     if text := [name for name in graph.class_names if isinstance(name, str)]:
         raise EvergraphError(
             f"{graph.name}: its examples have classes ({text[0]!r}, …), which are no numbers to predict"
+        )
+    if unknown := int((~graph.labelled).sum()):
+        tell(
+            f"{graph.name}: {unknown:,} of {graph.num_examples:,} {graph.level}s have no label and so no number; its "
+            "labels were read as classes, where -1 is none: if it is a number, make the graph with columns=True, or "
+            "give the file itself in place of a converted folder"
         )
     numbers = torch.tensor([*graph.class_names, torch.nan])[graph.y]  # the last entry is for -1, no label
     return graph.altered(y=numbers.unsqueeze(1), class_names=[0])
