@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -129,3 +130,32 @@ def test_a_number_that_was_read_as_no_label_is_told_of() -> None:
         warnings.simplefilter("error")
         kept = eg.Task.of(eg.make_graph(X[:30], edges, numbers, undirected=True, columns=True), numbers=True)
         assert not kept.graph.y.isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("words", "method"),
+    [
+        (("learn",), "analytic"),
+        (("run",), "curvature"),  # two of the columns in each task
+        (("run", "--scenario", "class"), "curvature"),
+        (("run", "--task-incremental"), "curvature"),
+        (("run", "--by", "year"), "analytic"),
+        (("run", "--scenario", "time"), "analytic"),
+    ],
+)
+def test_the_default_method_of_several_numbers_depends_on_what_a_task_is(
+    words: tuple[str, ...],
+    method: str,
+    evergraph,  # type: ignore[no-untyped-def]
+    tmp_path: Path,
+) -> None:
+    y, year = torch.randn(COUNT, 4), torch.arange(COUNT) % 2
+    data = Data(x=torch.tensor(X), edge_index=torch.tensor(EDGES), y=y, year=year)
+    torch.save(data, tmp_path / "numbers.pt")
+    command, *options = words
+    few = ("--epochs", 1, "--hidden", 20, "--device", "cpu")
+    place = ("--checkpoint" if command == "learn" else "--out", tmp_path / "made")
+    status, out, err = evergraph(command, tmp_path / "numbers.pt", *options, *few, *place, "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    assert (found["method"] if command == "run" else eg.Learner.load(tmp_path / "made").method.name) == method

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from evergraph.cli.parsing import names_of, parse_fan_out, parse_order, parse_settings
 from evergraph.core.settings import settings_of
 from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS, find_graph
+from evergraph.data.datasets import Dataset
 from evergraph.data.streams import about_numbers
 from evergraph.errors import EvergraphError, shown, tell
 from evergraph.evaluation import METRICS
@@ -305,9 +306,16 @@ def named_method(method: str | None, source: str, options: dict[str, Any]) -> st
         return default_method(options["model"], problem)
     undirected = False if options["directed"] else None
     graph = find_graph(source, options["data_root"], undirected, about_numbers(problem))[0]
-    by_columns = graph.num_classes > 1 and not (options.get("by") or options.get("scenario"))  # a task has some of them
-    all_known = targets_known(graph) and not by_columns
+    all_known = targets_known(graph) and not (graph.num_classes > 1 and _by_columns(options, dataset))
     return default_method(options["model"], problem or problem_of(graph), all_known=all_known)
+
+
+def _by_columns(options: dict[str, Any], dataset: Dataset | None) -> bool:
+    """Whether a command makes a stream whose tasks are columns of labels or numbers, not values of an attribute."""
+    if "scenario" not in options:  # a single task, of all columns
+        return False
+    preset = "class" if dataset is None or options["task_incremental"] else dataset.scenario
+    return not (options["by"] or SCENARIOS[options["scenario"] or preset].by_attribute)
 
 
 def make_spec(
