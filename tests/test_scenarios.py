@@ -277,3 +277,34 @@ def test_pairs_without_a_link_are_drawn_reproducibly() -> None:
             assert int((~linked).sum()) == NEGATIVES[number] * int(linked.sum())
             pairs = task.graph.members.rows(part[~linked]).indices.view(-1, 2).tolist()
             assert not {tuple(pair) for pair in pairs} & known
+
+
+@pytest.mark.parametrize(
+    ("values", "bins", "names"),
+    [
+        (np.arange(40) % 2 == 0, 0, ["False", "True"]),
+        (1_234_567 + np.arange(40) // 20, 0, ["1234567", "1234568"]),
+        (np.arange(40) // 20 + 0.5, 0, ["0.5", "1.5"]),
+        (1_234_567 + np.arange(40), 2, ["1234567–1234586", "1234587–1234606"]),
+        (1.6e9 + 86_400 * np.arange(40), 2, ["2020-09-13–2020-10-02", "2020-10-03–2020-10-22"]),
+        (1.6e12 + 86_400_000 * np.arange(40), 2, ["2020-09-13–2020-10-02", "2020-10-03–2020-10-22"]),
+        (np.datetime64("2020-01-01") + np.arange(40), 2, ["2020-01-01–2020-01-20", "2020-01-21–2020-02-09"]),
+        (np.array([f"week {week:02}" for week in range(40)]), 2, ["week 00–week 19", "week 20–week 39"]),
+    ],
+)
+def test_tasks_are_named_by_their_values(values: np.ndarray, bins: int, names: list[str]) -> None:
+    graph = eg.make_graph(np.eye(40), [[], []], np.arange(40) // 2 % 2, attributes={"at": values})
+    assert eg.stream(graph, by="at", scenario="time" if bins else "domain", bins=bins).task_names == names
+
+
+def test_truth_values_of_a_pyg_object_define_tasks() -> None:
+    data = Data(x=torch.eye(40), edge_index=torch.zeros(2, 0, dtype=torch.long), y=torch.arange(40) // 2 % 2)
+    data.member = torch.arange(40) % 2 == 0
+    assert eg.stream(data, by="member").task_names == ["False", "True"]
+
+
+def test_a_missing_name_is_no_task() -> None:
+    shops = np.array(["north", "south", "", "north"] * 10)
+    graph = eg.make_graph(np.eye(40), [[], []], np.arange(40) // 2 % 2, attributes={"shop": shops})
+    with pytest.raises(eg.EvergraphError, match="'shop' is missing at 10 of 40 examples"):
+        eg.stream(graph, by="shop")

@@ -28,7 +28,7 @@ class Attribute:
 
 
 def read_attributes(given: Mapping[str, Any], count: int, name: str) -> dict[str, Attribute]:
-    """Check and convert attributes: one number (or name) per example."""
+    """Check and convert attributes: one number, truth value or name per example."""
     known = {}
     for key, values in given.items():
         if isinstance(values, Attribute):
@@ -37,7 +37,9 @@ def read_attributes(given: Mapping[str, Any], count: int, name: str) -> dict[str
         array = as_array(values).reshape(-1)
         if array.size != count:
             raise EvergraphError(f"{name}: {array.size} values of {key!r} for {count} examples; give one for each")
-        if array.dtype.kind in "fiub":
+        if array.dtype.kind == "b":
+            known[key] = Attribute(torch.as_tensor(array.astype(np.int64)), ["False", "True"])
+        elif array.dtype.kind in "fiu":
             known[key] = Attribute(torch.as_tensor(array))
         else:
             names, codes = np.unique(array.astype(str), return_inverse=True)
@@ -100,7 +102,7 @@ def tell_of_edge_features(objects: Sequence[Any], name: str, *, weighed: bool = 
 
 
 def extra_values(data: Any, count: int) -> dict[str, Any]:
-    """Return the object's other tensors that hold `count` numbers, by name."""
+    """Return the object's other tensors that hold `count` numbers or truth values, by name."""
     known = {"x", "edge_index", "edge_attr", "edge_weight", "y", "class_names", "batch", "ptr"}
     known |= {"train_mask", "val_mask", "test_mask"}
     keys = data.keys() if callable(getattr(data, "keys", None)) else vars(data)
@@ -108,5 +110,5 @@ def extra_values(data: Any, count: int) -> dict[str, Any]:
     return {
         key: value
         for key, value in found.items()
-        if isinstance(value, Tensor) and value.shape in {(count,), (count, 1)} and value.dtype != torch.bool
+        if isinstance(value, Tensor) and value.shape in {(count,), (count, 1)}
     }

@@ -15,6 +15,8 @@ from evergraph.errors import EvergraphError, unknown
 
 SCENARIOS: registry.Registry[Scenario] = registry.scenarios
 MOST_TASKS = 200  # when each value of an attribute is a task
+NO_NAME = {"", "None", "nan", "NaN", "NaT"}  # what text and dates are where they are missing
+WHOLE = 1e16  # numbers below it are written in full if they are whole
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def tasks_by_attribute(attribute: Attribute, bins: int, name: str) -> tuple[Tens
     otherwise each value is a task, in ascending order (or that of the names).
     """
     values = attribute.values.contiguous()
-    if missing := int(values.isnan().sum()):
+    empty = [code for code, known in enumerate(attribute.names or ()) if known in NO_NAME]
+    if missing := int((values.isnan() | torch.isin(values, torch.tensor(empty, dtype=values.dtype))).sum()):
         raise EvergraphError(
             f"{name} is missing at {missing:,} of {len(values):,} examples; give it, or leave them out"
         )
@@ -88,22 +91,27 @@ def tasks_by_attribute(attribute: Attribute, bins: int, name: str) -> tuple[Tens
             )
         if present.numel() < 2 and bins:
             raise EvergraphError(f"{name} has one value; it cannot be cut into tasks")
-        names = attribute.names or [f"{value:g}" for value in present.tolist()]
-        chosen = [names[int(value)] for value in present] if attribute.names else names
-        return torch.searchsorted(present, values), chosen
+        return torch.searchsorted(present, values), [_shown(value, attribute) for value in present.tolist()]
     ordered = values.sort().values
     cuts = torch.unique(ordered[[len(ordered) * number // bins for number in range(1, bins)]])
     cuts = cuts[cuts > ordered[0]]
     task_of = torch.searchsorted(cuts, values, right=True)
     spans = [values[task_of == task] for task in range(cuts.numel() + 1)]
-    return task_of, [f"{_shown(span.min().item())}–{_shown(span.max().item())}" for span in spans]
+    ends = ((_shown(end.item(), attribute, in_time=True) for end in (span.min(), span.max())) for span in spans)
+    return task_of, ["–".join(pair) for pair in ends]
 
 
-def _shown(value: float) -> str:
-    """Format a number for display; seconds since 1970 become a date."""
-    if 5e8 < value < 5e9:
-        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d")
-    return f"{value:g}"
+def _shown(value: float, attribute: Attribute, *, in_time: bool = False) -> str:
+    """Format a value of an attribute for display: its name, if it has one, else the number, in full if it is whole.
+
+    With `in_time`, seconds and milliseconds since 1970 become a date.
+    """
+    if attribute.names is not None:
+        return attribute.names[int(value)]
+    for seconds in (value, value / 1000) if in_time else ():
+        if 5e8 < seconds < 5e9:
+            return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d")
+    return f"{value:.0f}" if value == round(value) and abs(value) < WHOLE else f"{value:g}"
 
 
 def blurred(task_of: Tensor, part: Tensor, share: float, seed: int) -> Tensor:
