@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
+import networkx as nx
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -12,6 +16,7 @@ from torch_geometric.data import Data
 import evergraph as eg
 from evergraph.data.datasets.drift import drift, growing_links, growing_ratings
 from evergraph.data.examples import NEGATIVES
+from evergraph.errors import EvergraphWarning
 from test_problems import make_data
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -99,8 +104,12 @@ def test_a_time_that_is_missing_is_refused_and_ids_make_no_tasks() -> None:
     with pytest.raises(eg.EvergraphError, match="'year' is missing at 12 of 80 examples"):
         eg.stream(graph, by="year", bins=4, scenario="time")
     table = eg.from_tables({"id": list("abcdef"), "f": [*range(6)], "label": [0, 1] * 3})
-    with pytest.raises(eg.EvergraphError, match="scenario time needs an attribute; it has none"):
+    with pytest.raises(eg.EvergraphError, match=r"scenario time needs an attribute; name one of f with by="):
         eg.stream(table, scenario="time")
+    with pytest.raises(eg.EvergraphError, match="'f' is its only feature"):
+        eg.stream(table, by="f")
+    with pytest.raises(eg.EvergraphError, match="scenario time needs an attribute; it has none"):
+        eg.stream(eg.make_graph(np.eye(6), [[], []], [0, 1] * 3), scenario="time")
 
 
 def test_parts_of_tasks_are_disjoint_and_stable() -> None:
@@ -308,3 +317,38 @@ def test_a_missing_name_is_no_task() -> None:
     graph = eg.make_graph(np.eye(40), [[], []], np.arange(40) // 2 % 2, attributes={"shop": shops})
     with pytest.raises(eg.EvergraphError, match="'shop' is missing at 10 of 40 examples"):
         eg.stream(graph, by="shop")
+
+
+def shops(folder: Path) -> dict[str, Any]:
+    """The same nodes in every kind of data: a year and two other columns of numbers, a country and a truth value."""
+    x, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) // 2 % 2
+    year, country, open_ = 2000 + np.arange(40) // 20, np.array(["DE", "FR"] * 20), np.arange(40) % 4 < 2
+    columns = {"a": x[:, 0], "b": x[:, 1], "year": year, "country": country, "open": open_}
+    table = {"id": [f"n{i}" for i in range(40)], **{key: list(values) for key, values in columns.items()}, "y": y}
+    network = nx.Graph()
+    network.add_nodes_from((node, {key: table[key][row] for key in table}) for row, node in enumerate(table["id"]))
+    np.savez(folder / "n.npz", x=x, edge_index=np.zeros((2, 0), int), y=y, year=year, country=country, open=open_)
+    pd.DataFrame(table).to_csv(folder / "n.csv", index=False)
+    return {"table": eg.from_tables(table), "networkx": network, "npz": folder / "n.npz"} | {
+        "csv": f"{folder / 'n.csv'}:edges=none"
+    }
+
+
+@pytest.mark.filterwarnings("ignore::evergraph.errors.EvergraphWarning")
+@pytest.mark.parametrize("kind", ["table", "networkx", "npz", "csv"])
+def test_tasks_are_made_of_columns_of_tables_and_files(kind: str, tmp_path: Path) -> None:
+    source = shops(tmp_path)[kind]
+    for by, names in (("year", ["2000", "2001"]), ("country", ["DE", "FR"]), ("open", ["False", "True"])):
+        stream = eg.stream(source, by=by)
+        assert stream.task_names == names
+        assert by not in (stream.graph.feature_names or ())
+    with pytest.raises(eg.EvergraphError, match=r"unknown attribute .*'town'; choose one of: .*country"):
+        eg.stream(source, by="town")
+
+
+def test_a_column_that_defines_tasks_is_no_feature() -> None:
+    table = {"a": np.arange(40.0), "year": 2000 + np.arange(40) // 20, "y": np.arange(40) % 2}
+    with pytest.warns(EvergraphWarning, match="'year' defines the tasks and is no feature in this stream"):
+        stream = eg.stream(eg.from_tables(table), by="year")
+    assert stream.graph.feature_names == ["a"]
+    assert torch.equal(stream.graph.x[:, 0], torch.arange(40.0))

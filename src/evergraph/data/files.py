@@ -8,6 +8,7 @@ import json
 import re
 import warnings
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,7 +99,8 @@ def read_npz(
     PyG's names: `x` and `edge_index`; `y`, `edge_weight`, `train_mask`, … as in a `Data` object, and `feature_names`.
     The GNN-benchmark layout: `adj_*` and `attr_*` as CSR parts (or a dense `attr_matrix`), `labels`; `adj_data` holds
     the edge weights. A file without `y` or `labels` has no labelled nodes. Only the members needed are read, which a
-    warning says of the others, and pickled ones are refused, so that a file cannot run code.
+    warning says of the others, and pickled ones are refused, so that a file cannot run code. Any other array with an
+    entry per node becomes an attribute that a stream can be made from (`by="year"`).
 
     Args:
         path: the file.
@@ -117,14 +119,16 @@ def read_npz(
             left_out = () if named_classes else ("class_names",)
             parts = {key: native(file[key]) for key in file.files if key in members and key not in left_out}
             unread = [key for key in file.files if key not in (*members, "adj_shape")]
+            other = _one_per_node(file, unread, parts) if named_classes else {}
     except DAMAGE as error:
         if "allow_pickle" in str(error):
             raise EvergraphError(f"{path}: holds pickled objects, which are refused; save plain arrays") from None
         raise EvergraphError(f"{path}: damaged or not an npz file ({first_line(error)})") from None
     if unread and named_classes:
-        tell(f"{path}: not read: {', '.join(unread)}; the arrays read are {', '.join(members)}")
+        tasks = f"; tasks can be made by (--by): {', '.join(other)}" if other else ""
+        tell(f"{path}: not read: {', '.join(unread)}; the arrays read are {', '.join(members)}{tasks}")
     if members is PLAIN:
-        return _from_plain(parts, path, name or path.stem, undirected, numbers)
+        return _from_plain(parts, path, name or path.stem, undirected, numbers, other)
     needed = [*ADJACENCY, *(() if "attr_matrix" in parts else ATTRIBUTES)]
     if missing := [key for key in needed if key not in parts]:
         raise EvergraphError(
@@ -152,10 +156,25 @@ def read_npz(
         class_names=None if numbers else names,
         undirected=undirected,
         name=name or path.stem,
+        attributes=other,
         splits=_splits(parts, x.shape[0], name or path.stem),
         feature_names=_listed(parts, "feature_names"),
         columns=numbers,
     )
+
+
+def _one_per_node(file: Any, keys: Sequence[str], parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays of numbers, truth values, dates or text with an entry per node; others are not read."""
+    nodes = len(parts["x"]) if "x" in parts else parts["adj_indptr"].size - 1 if "adj_indptr" in parts else -1
+    found = {}
+    for key in keys:
+        with file.zip.open(f"{key}.npy") as member:
+            version = np.lib.format.read_magic(member)
+            head = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            shape, _, dtype = head[version](member) if version in head else ((), False, np.dtype(object))
+        if shape == (nodes,) and dtype.kind in "fiubUM":
+            found[key] = native(file[key])
+    return found
 
 
 def _splits(parts: dict[str, np.ndarray], count: int, name: str) -> Any:
@@ -167,7 +186,14 @@ def _listed(parts: dict[str, np.ndarray], key: str) -> list[Any] | None:
     return parts[key].reshape(-1).tolist() if key in parts else None
 
 
-def _from_plain(parts: dict[str, np.ndarray], path: Path, name: str, undirected: bool | None, numbers: bool) -> Graph:
+def _from_plain(
+    parts: dict[str, np.ndarray],
+    path: Path,
+    name: str,
+    undirected: bool | None,
+    numbers: bool,
+    attributes: dict[str, np.ndarray],
+) -> Graph:
     """Make a graph from arrays with PyG's names."""
     if missing := [key for key in ("x", "edge_index") if key not in parts]:
         raise EvergraphError(f"{path}: no {missing[0]} inside; a graph needs x and edge_index (and y to learn from)")
@@ -180,6 +206,7 @@ def _from_plain(parts: dict[str, np.ndarray], path: Path, name: str, undirected:
         class_names=_listed(parts, "class_names"),
         undirected=undirected,
         name=name,
+        attributes=attributes,
         splits=_splits(parts, len(x), name),
         feature_names=_listed(parts, "feature_names"),
         columns=numbers,

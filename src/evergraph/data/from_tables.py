@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +53,8 @@ def from_tables(
     A table is the path of a .csv, .tsv or .parquet file, a data frame (pandas, polars, pyarrow) or a dictionary of
     columns. Columns of numbers are features; columns of text are not, nor is an index that pandas wrote without a name,
     which a warning says. Ids stay with the nodes: `learner.predict(graph, ["ada"])` asks for one, and predictions name
-    them. A column `split` of `train`, `val` and `test` divides the nodes.
+    them. A column `split` of `train`, `val` and `test` divides the nodes. Any other column, text included, can define
+    the tasks of a stream (`eg.stream(graph, by="year")`).
 
     Args:
         nodes: the node table, one row per node.
@@ -110,11 +111,23 @@ def from_tables(
         class_names=class_names,
         undirected=undirected,
         name=name,
-        attributes={"id": _ids(ids, keys, name)} if id_column is not None else {},
+        attributes={
+            **({"id": _ids(ids, keys, name)} if id_column is not None else {}),
+            **_others(table, {*reserved, *feature_names, "id"}),
+        },
         splits=_splits(table[split_column], name) if split_column else None,
         columns=numbers,
         feature_names=feature_names,
     )
+
+
+def _others(table: Columns, taken: Collection[str | None]) -> dict[str, np.ndarray]:
+    """Return the columns that are neither `taken` nor vectors; and truth values, which have names, in any case."""
+    return {
+        column: values
+        for column, values in table.items()
+        if values.ndim == 1 and column != "id" and (column not in taken or values.dtype.kind == "b")
+    }
 
 
 def _tell_of_index(columns: Sequence[str], rename: str, name: str) -> None:

@@ -11,10 +11,11 @@ from torch import Tensor
 from evergraph import registry
 from evergraph.data.attributes import Attribute
 from evergraph.data.graph import Graph
-from evergraph.errors import EvergraphError, unknown
+from evergraph.errors import EvergraphError, tell, unknown
 
 SCENARIOS: registry.Registry[Scenario] = registry.scenarios
 MOST_TASKS = 200  # when each value of an attribute is a task
+MOST_LISTED = 30  # names of attributes in an error
 NO_NAME = {"", "None", "nan", "NaN", "NaT"}  # what text and dates are where they are missing
 WHOLE = 1e16  # numbers below it are written in full if they are whole
 
@@ -54,21 +55,38 @@ SCENARIOS.register(
 )
 
 
-def find_attribute(graph: Graph, by: str | None, scenario: str) -> tuple[str, Attribute]:
+def find_attribute(graph: Graph, by: str | None, scenario: str) -> tuple[Graph, str, Attribute]:
     """Return the attribute that defines the tasks: as named, else the one named like the scenario, else the only one.
 
+    A feature with a name will do, too: the graph that is returned is without it, since it would tell the tasks apart.
     Ids, which are unique to each example, define no tasks unless they are named.
     """
-    known = graph.attributes
+    known, columns = graph.attributes, _named_columns(graph)
     others = [name for name in known if name != "id"]
     if by is None:
-        by = scenario if scenario in known else others[0] if len(others) == 1 else None
+        by = scenario if scenario in (*known, *columns) else others[0] if len(others) == 1 else None
     if by is None:
-        advice = f"name one of {', '.join(others)} with by= (--by)" if others else "it has none to make tasks of"
+        some = [*others, *columns][:MOST_LISTED]
+        advice = f"name one of {', '.join(some)} with by= (--by)" if some else "it has none to make tasks of"
         raise EvergraphError(f"{graph.name}: scenario {scenario} needs an attribute; {advice}")
-    if by not in known:
-        raise unknown(f"attribute of {graph.name}", by, known)
-    return by, known[by]
+    if by not in known and by not in columns:
+        raise unknown(f"attribute of {graph.name}", by, [*known, *columns][:MOST_LISTED])
+    if by not in columns:
+        return graph, by, known[by]
+    place = columns.index(by)
+    assert isinstance(graph.x, Tensor)
+    attribute = known[by] if by in known else Attribute(graph.x[:, place])
+    left = [number for number in range(graph.num_features) if number != place]
+    if not left:
+        raise EvergraphError(f"{graph.name}: {by!r} is its only feature; tasks cannot be made of it")
+    tell(f"{graph.name}: {by!r} defines the tasks and is no feature in this stream")
+    return graph.altered(x=graph.x[:, left], feature_names=[columns[number] for number in left]), by, attribute
+
+
+def _named_columns(graph: Graph) -> list[str]:
+    """Return the names of the features, if their columns can define tasks: those of nodes, in memory and dense."""
+    usable = graph.level == "node" and not graph.on_disk and isinstance(graph.x, Tensor)
+    return list(graph.feature_names or ()) if usable else []
 
 
 def tasks_by_attribute(attribute: Attribute, bins: int, name: str) -> tuple[Tensor, list[str]]:

@@ -55,7 +55,7 @@ class TaskStream(metaclass=Checked):
             whole numbers are not read as classes.
         scenario: what defines a task and what is known at test time: `class`, `task`, `domain` or `time`. By default
             `class`; with `by`, `domain`.
-        by: attribute that defines the tasks (a year, a country).
+        by: attribute that defines the tasks (a year, a country), or a feature with a name, which is then no feature.
         bins: number of intervals with equally many examples that the attribute is cut into; 0 makes each value a task.
             By default the scenario's.
         blur: share of each task's training examples that arrive with other tasks instead.
@@ -104,7 +104,7 @@ class TaskStream(metaclass=Checked):
         part = given_split(graph, seed) if split == "given" else None
         self._extent, self._test_part = "", 2
         if self.scenario.by_attribute:
-            self.by, attribute = find_attribute(graph, by, self.scenario.name)
+            graph, self.by, attribute = find_attribute(graph, by, self.scenario.name)
             wanted = self.scenario.bins if bins is None else bins
             division = divided_by_attribute(graph, self.by, attribute, wanted, min_class_size, part, seed)
         elif graph.has_classes:
