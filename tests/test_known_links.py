@@ -197,6 +197,13 @@ def test_link_prediction_refuses_labels_before_it_trains(label: Tensor, tmp_path
         eg.Learner(problem="link-prediction", device="cpu").learn(path)
 
 
+def test_directions_cannot_be_kept_where_examples_are_links(evergraph, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path = saved_links(tmp_path / "links.pt", torch.arange(80) % 2)
+    status, _, err = evergraph("learn", path, "--checkpoint", tmp_path / "learner", "--directed")
+    assert status == 2
+    assert err.startswith("error: links: where examples are links, messages pass along edges and links in both direct")
+
+
 def test_joint_training_reads_the_graphs_that_tests_run_on() -> None:
     stream = eg.stream("growing-ratings:nodes=60,groups=3,links=150")
     one, other = (eg.Learner(eg.GCN(hidden=4), "joint", epochs=2, device="cpu") for _ in range(2))

@@ -26,6 +26,11 @@ def from_objects(data: Any, *, undirected: bool | None = None, name: str | None 
     if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
         return from_graphs(data, undirected=undirected, name=name or "graphs", numbers=numbers)
     if getattr(data, "edge_label_index", None) is not None:
+        if undirected is False:
+            raise EvergraphError(
+                f"{name or 'links'}: where examples are links, messages pass along edges and links in both directions; "
+                "leave undirected=False (--directed) out"
+            )
         return from_links(data, name=name or "links", numbers=numbers)
     return from_pyg(data, undirected=undirected, name=name or "graph", numbers=numbers)
 
