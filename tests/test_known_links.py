@@ -82,7 +82,7 @@ def test_all_links_of_other_data_are_read_along_edges_with_a_note() -> None:
     one = eg.Learner("analytic", device="cpu")
     one.learn(raw_links(y=np.arange(300) % 2))
     other = raw_links(20)
-    with pytest.warns(EvergraphWarning, match=r"all of its 20 links are asked for, so messages pass along edge_index"):
+    with pytest.warns(EvergraphWarning, match=r"all of its 20 links are asked for, and no task .* edge_index alone"):
         found = one.logits(other)
     assert torch.allclose(found, one.outputs(other, torch.arange(20)))
 
@@ -185,6 +185,9 @@ def test_links_without_labels_are_links_to_predict(evergraph, tmp_path: Path) ->
     status, out, err = evergraph("evaluate", path, *words, "--metric", "mrr", "--json")
     assert status == 0, err
     assert json.loads(out)["graphs"][0]["which"] == "held out"
+    status, _, err = evergraph("evaluate", path, *words, "--all")
+    assert status == 2
+    assert "--all: some links of links are edges to test the others along; leave it out" in err
     one = eg.Learner("lwf", problem="link-classification", device="cpu")
     with pytest.raises(eg.EvergraphError, match=r"links: all that is known .* link-classification needs .*edge_label"):
         one.learn(path)

@@ -112,7 +112,7 @@ def _everything(task: Task, names: Sequence[str] | None) -> tuple[Task, str]:
     """Return a task with all labelled examples, of the named classes if given, as test examples, whatever its split."""
     graph = task.graph
     if graph.level == "link":
-        raise EvergraphError(f"--all: training links are edges of {graph.name}; leave it out to test on the others")
+        raise EvergraphError(f"--all: some links of {graph.name} are edges to test the others along; leave it out")
     chosen, positions = graph.labelled, list(task.class_positions)
     if graph.has_classes:
         present = torch.unique(graph.y[chosen]).tolist()

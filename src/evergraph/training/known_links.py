@@ -30,8 +30,9 @@ def with_known_links(learner: Learner, graph: Graph, asked: Tensor) -> Graph:
     if tasks := tasks_learned_from(learner, graph):
         return _along_trained_links(tasks, graph)
     tell(
-        f"{graph.name}: all of its {graph.num_examples:,} links are asked for, so messages pass along edge_index "
-        "alone; put known links there, or ask for the others by number (--nodes)"
+        f"{graph.name}: all of its {graph.num_examples:,} links are asked for, and no task was learned from this very "
+        "graph, so messages pass along edge_index alone; put known links there, or ask for the others by number "
+        "(--nodes), or for a stream's links in the graphs of its tasks"
     )
     return without_edges_between(graph, ends.T)
 
