@@ -18,7 +18,7 @@ from evergraph.core.symmetric import unpack
 from evergraph.data.datasets.sbm import sbm
 from evergraph.evaluation import METRICS
 from evergraph.training.calibration import GRID, PRIOR, best_temperature, losses_at_temperatures
-from evergraph.training.evidence import strangeness
+from evergraph.training.evidence import AFTER, BEFORE, strangeness
 from evergraph.training.unknown import BINS, MIXTURES, Familiar, confidence, counted, familiar_of, separations
 
 
@@ -96,6 +96,18 @@ def test_validation_nodes_are_read_by_heads_that_have_not_learned_from_them(stre
     assert ours.records[0]["calibration"] == pytest.approx(blind.records[0]["calibration"])
     assert ours.records[0]["familiar"] == blind.records[0]["familiar"]
     assert not torch.equal(ours.model.head, blind.model.head)
+
+
+@pytest.mark.parametrize("name", ["analytic", "auto"])
+def test_a_composition_leaves_the_evidence_that_its_closed_form_leaves(stream: eg.TaskStream, name: str) -> None:
+    alone, composed = (eg.Learner("random-features", eg.make_method(title)) for title in (name, f"finetune+{name}"))
+    for one in (alone, composed):
+        one.fit([stream[0], stream[1]])
+    for ours, theirs in zip(composed.records, alone.records):
+        assert {key: ours.get(key) for key in BEFORE + AFTER} == {key: theirs.get(key) for key in BEFORE + AFTER}
+    assert composed.temperature == alone.temperature
+    flagged = [one.predict(stream[2].graph, unknown=0.1).unknown for one in (alone, composed)]
+    assert torch.equal(*flagged)
 
 
 def test_calibration_helps_a_network_that_is_too_sure() -> None:
