@@ -277,7 +277,9 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if card["keeps"] is not None:
         sizes = ", ".join(f"{name} {size:,} bytes" for name, size in card["kept_bytes"].items())
         yield "kept of tasks", f"{', '.join(card['keeps']) or 'nothing'} ({sizes or 'nothing besides the model'})"
-    yield "probabilities", f"outputs are divided by {card['temperature']:.3g}, fitted on validation examples"
+    fitted = f"outputs are divided by {card['temperature']:.3g}, fitted on validation examples"
+    unfitted = "from outputs as they are; no validation examples to fit a temperature to"
+    yield "probabilities", unfitted if card["temperature"] == 1 else fitted
     if kind is None or kind.kind == "classes":
         yield "unknown classes", in_words(card["unknown_above"], card["false_alarms"])
 

@@ -66,6 +66,8 @@ class Method(metaclass=Checked):
     """Why the method cannot be composed with one that keeps something (`Access.keeps`); empty if it can."""
     no_validation: ClassVar[str] = ""
     """Why its training data has no validation examples, which early stopping needs; empty if it has the task's."""
+    trains_on_validation: ClassVar[bool] = False
+    """Whether its training data includes the task's validation examples, which then calibrate nothing."""
     ends_last: ClassVar[bool] = False
     """Whether `end_task` runs after that of all composed methods, because it reads or changes their results."""
     hold: ClassVar[tuple[str, ...]] = ("strength",)

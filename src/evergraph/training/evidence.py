@@ -48,8 +48,8 @@ def before_learning(learner: Learner, task: Task) -> Evidence:
 
 
 def after_learning(learner: Learner, task: Task, context: Context) -> Evidence:
-    """Measure the validation examples with a model that has not learned from them."""
-    if learner.problem.kind != "classes" or not context.count(task.val):
+    """Measure the validation examples with a model that has not learned from them; nothing if there is none."""
+    if learner.problem.kind != "classes" or learner.method.trains_on_validation or not context.count(task.val):
         return {}
     claim = learner.method.capability_of_a_part("held_out")
     held_out: AbstractContextManager[None] = claim(context) if claim is not None else nullcontext()

@@ -309,7 +309,7 @@ class Learner(metaclass=Checked):
 
     @property
     def temperature(self) -> float:
-        """Divisor of outputs for calibrated probabilities; 1 if no task had validation examples."""
+        """Divisor of outputs for calibrated probabilities; 1 if no task had validation examples to fit it to."""
         return temperature_of(self.records)
 
     def logits(self, graph: Graph | Any, nodes: Tensor | Sequence[int] | None = None) -> Tensor:
