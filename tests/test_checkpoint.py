@@ -217,6 +217,24 @@ def test_reading_while_another_saves(tmp_path):
         writer.join()
 
 
+def test_two_saves_into_one_folder_take_turns(tmp_path, monkeypatch):
+    """The second one begins when the first has written its tensors, and not yet the index that names them."""
+    rename, others = os.replace, []
+
+    def rename_and_be_overtaken(*paths):
+        rename(*paths)
+        if not others:
+            others.append(threading.Thread(target=save_tree, args=(tmp_path, {"x": torch.ones(3)})))
+            others[0].start()
+            others[0].join(0.2)
+
+    monkeypatch.setattr(os, "replace", rename_and_be_overtaken)
+    save_tree(tmp_path, {"x": torch.zeros(3)})
+    others[0].join()
+    assert torch.equal(load_tree(tmp_path)["x"], torch.ones(3))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_two_writers_are_kept_apart(tmp_path):
     with (
         only_writer(tmp_path),

@@ -234,8 +234,8 @@ def test_a_run_that_fails_is_one_line_and_resumes_to_the_same_bits(tmp_path: Pat
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The files of a folder; a killed process leaves its lock, which nobody holds any more."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    """The files of a folder; a killed process leaves its locks, which nobody holds any more."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in {".lock", ".turn"})
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

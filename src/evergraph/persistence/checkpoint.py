@@ -2,7 +2,8 @@
 
 A checkpoint is a folder with `learner.json` (the tree, a format version, the name of the tensor file, the
 hashes of both) and that tensor file. A save writes a new tensor file first and replaces `learner.json`
-last, in one atomic step; so at any moment, whatever happens, the folder holds one complete checkpoint.
+last, in one atomic step; so at any moment, whatever happens, the folder holds one complete checkpoint. Saves into one
+folder take turns, so that none removes the tensors of another.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from evergraph.errors import EvergraphError, first_line
-from evergraph.persistence.files import file_hash, make_folder, remove_file, remove_scratch, write_atomically
+from evergraph.persistence.files import file_hash, in_turn, make_folder, remove_file, remove_scratch, write_atomically
 from evergraph.persistence.reading import MissingFileError, exists, read_json, regular_file
 
 FORMAT = 2
@@ -36,6 +37,12 @@ def save_tree(folder: str | Path, tree: dict[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     skeleton = _flatten(tree, "", tensors)
     make_folder(folder)
+    with in_turn(folder):
+        _write(folder, skeleton, tensors)
+
+
+def _write(folder: Path, skeleton: Any, tensors: dict[str, Tensor]) -> None:
+    """Write the tensors, then the index that names them, then remove what it does not name."""
     scratch = folder / f".tensors.{os.getpid()}.part"
     try:
         try:
@@ -131,8 +138,11 @@ def read_plain(folder: str | Path, key: str) -> Any:
 def remove_tree(folder: str | Path) -> None:
     """Remove a checkpoint, its index first, so that no partial one is ever found."""
     folder = Path(folder)
-    remove_file(folder / INDEX)
-    _sweep(folder)
+    if not folder.is_dir():
+        return
+    with in_turn(folder):
+        remove_file(folder / INDEX)
+        _sweep(folder)
     with suppress(OSError):
         folder.rmdir()
 
