@@ -16,6 +16,7 @@ from evergraph.errors import EvergraphError
 from evergraph.persistence import checkpoint, files
 from evergraph.persistence.checkpoint import load_tree, remove_tree, save_tree
 from evergraph.persistence.files import only_writer, write_atomically
+from evergraph.persistence.reading import write_record
 
 TREE = {
     "text": "Ünïcode </script>",
@@ -184,7 +185,7 @@ def test_a_tensor_file_cannot_be_named_outside_the_folder(tmp_path):
     content["tensors"]["file"] = "../other/" + content["tensors"]["file"]
     (tmp_path / "c" / "tensors-0.safetensors").unlink(missing_ok=True)
     next((tmp_path / "c").glob("tensors-*")).unlink()
-    index.write_text(json.dumps({**content, "sha256": checkpoint._hash(content)}))
+    write_record(index, content)
     with pytest.raises(EvergraphError, match="missing"):
         load_tree(tmp_path / "c")
 

@@ -8,8 +8,6 @@ folder take turns, so that none removes the tensors of another.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import time
@@ -22,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from evergraph.errors import EvergraphError, first_line
-from evergraph.persistence.files import file_hash, in_turn, make_folder, remove_file, remove_scratch, write_atomically
-from evergraph.persistence.reading import MissingFileError, exists, read_json, regular_file
+from evergraph.persistence.files import file_hash, in_turn, make_folder, remove_file, remove_scratch
+from evergraph.persistence.reading import MissingFileError, exists, read_json, regular_file, unaltered, write_record
 
 FORMAT = 2
 INDEX = "learner.json"
@@ -69,7 +67,7 @@ def _write(folder: Path, skeleton: Any, tensors: dict[str, Tensor]) -> None:
         "tree": skeleton,
     }
     try:
-        write_atomically(folder / INDEX, json.dumps({**index, "sha256": _hash(index)}))
+        write_record(folder / INDEX, index)
     finally:
         _sweep(folder)
 
@@ -124,9 +122,7 @@ def read_index(folder: str | Path) -> dict[str, Any]:
             f"{folder}: checkpoint format {index['format']} is of evergraph 0.1, which this version cannot continue; "
             "use 0.1 for it, or learn anew"
         )
-    if index.pop("sha256", None) != _hash(index):
-        raise EvergraphError(f"{path} is damaged (its hash does not fit its content); restore it from a copy")
-    return index
+    return unaltered(index, path)
 
 
 def read_plain(folder: str | Path, key: str) -> Any:
@@ -158,10 +154,6 @@ def _sweep(folder: Path) -> None:
         if old.name != used:
             remove_file(old)
     remove_scratch(folder)
-
-
-def _hash(index: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(index).encode()).hexdigest()
 
 
 def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
