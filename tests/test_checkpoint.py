@@ -17,6 +17,7 @@ from evergraph.persistence import checkpoint, files
 from evergraph.persistence.checkpoint import load_tree, remove_tree, save_tree
 from evergraph.persistence.files import only_writer, write_atomically
 from evergraph.persistence.reading import write_record
+from evergraph.training import learning
 
 TREE = {
     "text": "Ünïcode </script>",
@@ -413,6 +414,23 @@ def test_an_error_anywhere_in_a_task_leaves_the_learner_as_it_was(small_stream, 
     for one in (learner, unbroken):
         one.learn(small_stream[1])
     assert same(everything(learner), everything(unbroken))
+
+
+def test_an_interrupt_at_the_very_end_of_a_task_leaves_the_learner_as_it_was(small_stream, monkeypatch):
+    learner = small()
+    learner.learn(small_stream[0])
+    before, records, as_known = everything(learner), copy.deepcopy(learner.records), learning.as_known
+
+    def interrupted(*names):
+        if learner.num_tasks == 2:  # counted, and not described yet
+            raise KeyboardInterrupt
+        return as_known(*names)
+
+    monkeypatch.setattr(learning, "as_known", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(small_stream[1])
+    assert same(everything(learner), before)
+    assert same(learner.records, records)
 
 
 def test_a_task_left_in_the_middle_is_not_taken_up_with_another(tmp_path, small_stream):

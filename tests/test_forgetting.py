@@ -258,11 +258,20 @@ def test_corrected_labels(stream: eg.TaskStream) -> None:
 
 def test_a_failure_leaves_the_learner_as_it_was(stream: eg.TaskStream, monkeypatch: pytest.MonkeyPatch) -> None:
     learner, untouched = make().fit(stream), make().fit(stream)
-    monkeypatch.setattr("evergraph.training.forgetting.learn", lambda *words: 1 / 0)
+    numbers, names = learner.generator.get_state(), learner.feature_names
+
+    def fail(learner: eg.Learner, *words: object) -> None:
+        learner.feature_names = ["another"] * stream.graph.num_features
+        torch.rand(1, generator=learner.generator)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("evergraph.training.forgetting.learn", fail)
     with pytest.raises(ZeroDivisionError):
         learner.forget(stream[0].train[:3], stream)
     monkeypatch.undo()
     assert_same(learner, untouched)
+    assert torch.equal(learner.generator.get_state(), numbers)
+    assert learner.feature_names == names
     learner.forget(stream[0].train[:3], stream)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,13 +32,10 @@ from evergraph.training.inputs import chosen_examples
 from evergraph.training.learned_data import Identities, Learned, find_learned, identities
 from evergraph.training.learning import learn, make_context
 from evergraph.training.predicting import tested
-from evergraph.training.transaction import remembered
+from evergraph.training.transaction import restored_on_failure
 
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
-
-PLAIN = ("classes_", "first_accuracies", "history", "records", "num_tasks", "num_classes", "random_state", "progress",
-         "task_mark", "optimizer_state")  # fmt: skip
 
 
 def forget(
@@ -75,7 +71,7 @@ def forget(
         for number, learned in found.items()
     }
     earliest, others = min(gone), [] if keep_in_graph else _others_that_may_hold(learner, found, asked)
-    with _all_or_nothing(learner), torch.no_grad():
+    with restored_on_failure(learner), torch.no_grad():
         if set(range(earliest, learner.num_tasks)) <= set(found) and _same_features(learner, earliest):
             _learn_again(learner, forgetting, found, after, earliest)
         else:
@@ -433,18 +429,3 @@ def _empty(learner: Learner) -> None:
     """Reset the method to its initial state, when nothing is left to remember."""
     learner.method.load_state_dict(dataclasses.replace(learner.method).state_dict())  # type: ignore[type-var]
     learner.classes_ = []
-
-
-@contextmanager
-def _all_or_nothing(learner: Learner) -> Iterator[None]:
-    """Restore the learner if anything within this context raises."""
-    before = {name: copy.copy(getattr(learner, name)) for name in PLAIN}
-    restore_model, state = remembered(learner.model), learner.method.copied_state()
-    try:
-        yield
-    except BaseException:
-        for name, value in before.items():
-            setattr(learner, name, value)
-        restore_model()
-        learner.method.load_state_dict(state)
-        raise
