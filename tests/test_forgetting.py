@@ -412,7 +412,7 @@ def test_what_was_forgotten_does_not_come_back_by_learning_the_same_data(evergra
     assert (status, out) == (0, "")
     assert "was learned already, as task 1 (nodes forgotten since: 2); --again learns it again" in error
     assert torch.equal(eg.Learner.load(kept).logits(month), before)
-    with pytest.warns(eg.EvergraphWarning, match=r"learned already, as task 0.*including nodes forgotten since \(2\)"):
+    with pytest.warns(eg.EvergraphWarning, match=r"learned already, as task 1.*including nodes forgotten since \(2\)"):
         eg.Learner.load(kept).learn(month)
     assert evergraph("learn", month, *words, "--again")[0] == 0
     assert eg.Learner.load(kept).num_tasks == 2
@@ -431,7 +431,7 @@ def test_a_graph_that_was_learned_in_pieces_is_not_learned_again_as_a_whole(ever
     assert "was learned already, in task 1 and 2; --again learns it again; nothing was done" in error
     learner = eg.Learner.load(month.parent / "kept")
     assert learner.num_tasks == 2
-    with pytest.warns(eg.EvergraphWarning, match=f"{every} of {every} training nodes were learned already, in task 0 "):
+    with pytest.warns(eg.EvergraphWarning, match=f"{every} of {every} training nodes were learned already, in task 1 "):
         learner.learn(month)
     assert evergraph(*words, "--all-nodes")[0] == 2  # the same nodes among others
     assert evergraph(*words, "--again")[0] == 0

@@ -318,14 +318,14 @@ def test_the_same_data_are_told_of_with_another_split_too(kind: str, recwarn: py
     before = learned_before(learner, eg.Task.of(data), data)
     assert before is not None
     assert (before.examples, before.total, before.numbers, before.whole) == (own, own, [0], False)
-    with pytest.warns(EvergraphWarning, match=f"{own} of {own} training .*s were learned already, in task 0"):
+    with pytest.warns(EvergraphWarning, match=f"{own} of {own} training .*s were learned already, in task 1"):
         learner.learn(data)
     learner = eg.Learner(eg.RandomFeatures(hidden=40), "analytic")
     learner.learn(data)
     before = learned_before(learner, eg.Task.of(data, hold_out=False), data)
     assert before is not None
     assert (before.examples, before.total) == (own, every)
-    with pytest.warns(EvergraphWarning, match="this very task was learned already, as task 0"):
+    with pytest.warns(EvergraphWarning, match="this very task was learned already, as task 1"):
         learner.learn(data)
     recwarn.clear()
     learner.learn(data.altered(x=data.x + 1))  # another graph

@@ -29,7 +29,7 @@ from evergraph.methods.closed_form.forgetting import (
 from evergraph.training.card import task_card
 from evergraph.training.evidence import AFTER, BEFORE, after_learning
 from evergraph.training.inputs import chosen_examples
-from evergraph.training.learned_data import Identities, Learned, find_learned, identities
+from evergraph.training.learned_data import Identities, Learned, find_learned, identities, task_numbers
 from evergraph.training.learning import learn, make_context
 from evergraph.training.predicting import tested
 from evergraph.training.transaction import restored_on_failure
@@ -164,7 +164,7 @@ def _others_that_may_hold(learner: Learner, found: dict[int, Learned], asked: di
     by_id = any("id" in task.graph.attributes for task in some)
     joined = min((number for number in asked if found[number].given.origin is not None), default=learner.num_tasks)
     return [
-        f"{number + 1} ({record.get('graph', 'unknown')})"
+        f"{task_numbers(number)} ({record.get('graph', 'unknown')})"
         for number, record in enumerate(learner.records)
         if number not in found and ((by_id and record.get("ids")) or (record.get("joined") and number > joined))
     ]
@@ -183,7 +183,7 @@ def _of_classes(
     for number, entry in enumerate(learner.history):
         if wanted & set(entry["classes"]) and number not in found:
             raise EvergraphError(
-                f"class {next(iter(wanted & set(entry['classes'])))!r} was learned in task {number + 1} too; "
+                f"class {next(iter(wanted & set(entry['classes'])))!r} was learned in task {task_numbers(number)} too; "
                 "give the data of all tasks that had it, in a list"
             )
     gone = {}
@@ -329,8 +329,8 @@ class _Exchange:
         ]
         if missing := [number for number in again if number not in self.old]:
             raise EvergraphError(
-                f"task {missing[0] + 1} had examples of the same classes, whose weights depend on these; give its data "
-                "too, in a list behind the first"
+                f"task {task_numbers(missing[0])} had examples of the same classes, whose weights depend on these; "
+                "give its data too, in a list behind the first"
             )
         return sorted({*self.gone, *again})
 

@@ -82,6 +82,11 @@ class Learned:
         return {"given": self.given.mark(), "forgotten": forgotten, "forgotten_examples": count}
 
 
+def task_numbers(*numbers: int) -> str:
+    """The numbers of learned tasks as messages tell them, from 1: `1 and 2`."""
+    return " and ".join(str(number + 1) for number in numbers)
+
+
 @dataclass
 class LearnedBefore:
     """The part of a task that was learned before.

@@ -25,7 +25,7 @@ from evergraph.training.defaults import default_method, pick_device, targets_kno
 from evergraph.training.evaluating import evaluate
 from evergraph.training.forgetting import forget
 from evergraph.training.inputs import Tasks, as_task, as_tasks, is_id
-from evergraph.training.learned_data import LearnedBefore, first_graph, learned_before, learned_from
+from evergraph.training.learned_data import LearnedBefore, first_graph, learned_before, learned_from, task_numbers
 from evergraph.training.learning import check_fit, grow, learn
 from evergraph.training.loop import OnEpoch, OptimizerState, Progress
 from evergraph.training.predicting import Prediction, asked, outputs, predict
@@ -368,7 +368,7 @@ class Learner(metaclass=Checked):
 
 def _once_more(task: Task, before: LearnedBefore) -> str:
     """Warning for a task that was learned before, in whole or in part."""
-    level, numbers = task.graph.level, " and ".join(map(str, before.numbers))
+    level, numbers = task.graph.level, task_numbers(*before.numbers)
     gone = f", including {level}s forgotten since ({before.forgotten})" if before.forgotten else ""
     if before.whole:
         return f"{task.graph.name}: this very task was learned already, as task {numbers}; it is learned again{gone}"
