@@ -326,6 +326,23 @@ def test_float64_stays_float64(tmp_path, small_stream):
     assert same(fingerprint(learner), fingerprint(loaded))
 
 
+@pytest.mark.parametrize("tasks", [0, 1], ids=["saved before its first task", "saved after it"])
+def test_a_learner_goes_on_in_its_own_dtype(tmp_path, small_stream, tasks):
+    learner = small(dtype=torch.float64)
+    for number in range(tasks):
+        learner.learn(small_stream[number])
+    learner.save(tmp_path)
+    loaded = eg.Learner.load(tmp_path, device="cpu")
+    for one in (learner, loaded):
+        one.learn(small_stream[tasks])
+        assert {value.dtype for value in one.model.parameters()} == {torch.float64}
+    assert same(fingerprint(learner), fingerprint(loaded))
+    tree = load_tree(tmp_path)
+    del tree["dtype"]  # as in a checkpoint of an earlier version
+    save_tree(tmp_path, tree)
+    assert eg.Learner.load(tmp_path).dtype is None
+
+
 def test_an_error_early_in_a_task_leaves_the_learner_as_it_was(small_stream):
     class Failing(eg.Method):
         fail = False
