@@ -282,6 +282,8 @@ def test_a_failure_leaves_the_learner_as_it_was(stream: eg.TaskStream, monkeypat
         (lambda made, tasks: made.forget(data=tasks[0]), "say what to forget"),
         (lambda made, tasks: made.forget([1], tasks[0], classes=[0]), "say what to forget"),
         (lambda made, tasks: made.forget([999], tasks[0]), "one asked for is outside"),
+        (lambda made, tasks: made.forget([1], tasks[0], keep_in_graph="no"), "keep_in_graph='no' must be true"),
+        (lambda made, tasks: made.forget(classes=3.5, data=tasks[0]), r"classes=3\.5 must be"),
         (lambda made, tasks: made.forget(classes=["cat"], data=tasks[0]), "knows no class 'cat'"),
         (lambda made, tasks: made.forget([1], tasks.graph), "is not data that this learner learned from"),
         (lambda made, tasks: made.forget(classes=[0, 2], data=tasks[0]), "was learned in task 2 too"),

@@ -161,6 +161,7 @@ class Learner(metaclass=Checked):
         """Whether a task was begun and not finished: `learn` with the same task resumes it."""
         return self.progress is not None
 
+    @checked
     def forget(
         self,
         nodes: Any = None,
@@ -260,8 +261,9 @@ class Learner(metaclass=Checked):
             after: the last task of the stream that has been learned; by default inferred from the number of calls of
                 `learn`. Needed if tasks were learned in pieces (`Task.pieces`).
         """
-        name = "balanced-accuracy" if balanced and metric is None else metric
-        return evaluate(self, stream, name, test_graph, part, after)
+        if balanced and metric not in (None, "balanced-accuracy"):
+            raise EvergraphError(f"evaluate: balanced=True is short for balanced-accuracy, not {metric}; leave one out")
+        return evaluate(self, stream, "balanced-accuracy" if balanced else metric, test_graph, part, after)
 
     @checked
     def predict(
