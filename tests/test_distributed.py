@@ -63,7 +63,7 @@ class Doomed(eg.OnlineCurvature):
 class DoomedSums(eg.Analytic):
     """Fails at the end of the second task, or at the second part that a process predicts."""
     name = "doomed-sums"
-    parts = 0
+    predicted = 0
 
     def end_task(self, context):
         super().end_task(context)
@@ -71,8 +71,8 @@ class DoomedSums(eg.Analytic):
             doom()
 
     def predict(self, view):
-        self.parts += "predict" in sys.argv
-        if self.parts == 2:
+        self.predicted += "predict" in sys.argv
+        if self.predicted == 2:
             doom()
         return super().predict(view)
 '''
