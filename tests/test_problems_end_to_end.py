@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -333,6 +334,24 @@ def test_learn_and_predict_on_the_command_line(evergraph, tmp_path: Path) -> Non
     status, out, err = evergraph("predict", "drift-numbers:nodes=60", "--checkpoint", tmp_path / "other")
     assert out.splitlines()[0] == "node,height"
     assert len(out.splitlines()) == 61
+
+
+@pytest.mark.parametrize("when", ["before", "while", "in a stream"])
+def test_a_learn_that_fails_leaves_the_problem_open(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """A learner that could not learn graphs goes on to learn nodes."""
+    made, stream = eg.Learner(), STREAMS["graph-classification"]()
+    before = {name: getattr(made, name) for name in ("problem", "method", "model", "training", "problem_is_open")}
+    with monkeypatch.context() as patch:
+        if when == "before":
+            with pytest.raises(eg.EvergraphError, match="no training graphs"):
+                made.learn(replace(stream[0], train=stream[0].train[:0]))
+        else:
+            patch.setattr(eg.Analytic, "end_task", lambda self, context: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                made.learn(stream[0]) if when == "while" else made.fit(stream)
+    assert all(getattr(made, name) is value for name, value in before.items())
+    made.learn(STREAMS["node-classification"]()[0])
+    assert made.problem.level == "node"
 
 
 def test_the_closed_form_on_graphs_is_the_joint_solution() -> None:

@@ -27,7 +27,7 @@ from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import Learner, Training
 from evergraph.training.description import describe, problem_learned
 from evergraph.training.driver import learn_in_folder
-from evergraph.training.learned_data import LearnedBefore, learned_before
+from evergraph.training.learned_data import LearnedBefore, learned_before, task_numbers
 from evergraph.training.parts import accuracy_on_parts
 from evergraph.training.snapshot import model_name
 from evergraph.training.unknown import in_words
@@ -203,7 +203,7 @@ class _LearnedAlready(Exception):  # noqa: N818
 
 def _refuse_again(graph: str, learner: Learner, task: Task, before: LearnedBefore) -> None:
     """Raise since examples would be learned twice without --again; the message names what is left to learn."""
-    level, numbers = task.graph.level, " and ".join(str(number + 1) for number in before.numbers)
+    level, numbers = task.graph.level, task_numbers(*before.numbers)
     gone = f" ({level}s forgotten since: {before.forgotten})" if before.forgotten else ""
     too = ", including what was forgotten" if before.forgotten else ""
     if before.whole or before.examples == before.total:
@@ -277,7 +277,9 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if card["keeps"] is not None:
         sizes = ", ".join(f"{name} {size:,} bytes" for name, size in card["kept_bytes"].items())
         yield "kept of tasks", f"{', '.join(card['keeps']) or 'nothing'} ({sizes or 'nothing besides the model'})"
-    yield "probabilities", f"outputs are divided by {card['temperature']:.3g}, fitted on validation examples"
+    fitted = f"outputs are divided by {card['temperature']:.3g}, fitted on validation examples"
+    unfitted = "from outputs as they are; no validation examples to fit a temperature to"
+    yield "probabilities", unfitted if card["temperature"] == 1 else fitted
     if kind is None or kind.kind == "classes":
         yield "unknown classes", in_words(card["unknown_above"], card["false_alarms"])
 

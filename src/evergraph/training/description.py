@@ -13,7 +13,7 @@ from evergraph.persistence.checkpoint import INDEX, load_tree, read_index, read_
 from evergraph.persistence.reading import exists
 from evergraph.problems import PROBLEMS
 from evergraph.training.card import learner_card
-from evergraph.training.driver import UNFINISHED
+from evergraph.training.driver import unfinished_task
 from evergraph.training.snapshot import method_title
 
 
@@ -22,7 +22,7 @@ def describe(folder: str | Path) -> dict[str, Any]:
     folder = Path(folder)
     if not (folder / INDEX).exists() and (folder / "run.json").exists():
         raise EvergraphError(f"{folder} is a run's folder, not a learner's; see `evergraph report {folder}`")
-    begun = (folder / UNFINISHED / INDEX).exists()
+    begun = unfinished_task(folder)
     if begun and not (folder / INDEX).exists():
         raise EvergraphError(f"{folder}: its first task is not finished; go on with `evergraph learn`")
     index, tree = read_index(folder), load_tree(folder)

@@ -93,9 +93,8 @@ def predict(
     if unknown is not None:
         familiar = familiar_of(learner.records)
         if familiar is None:
-            raise EvergraphError(
-                "unknown classes need validation examples, and no task had any; learn with some held out"
-            )
+            reason = learner.method.no_validation if learner.method.trains_on_validation else "no task had any"
+            raise EvergraphError(f"unknown classes need validation examples, and {reason}; learn with some held out")
         prediction.strangeness = familiar.score(strangeness(learner, graph, chosen, outputs))
         threshold = familiar.threshold(unknown)
         if math.isinf(threshold):
