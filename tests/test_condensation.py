@@ -456,3 +456,15 @@ def test_synthetic_nodes_move_in_units_of_each_features_deviation(sparse: bool) 
     steps = (moved - x).abs() / scale
     assert torch.allclose(steps[steps > 1e-9], torch.full_like(steps[steps > 1e-9], 0.1), rtol=1e-3)  # Adam's first
     assert int((steps > 1e-9).sum()) > steps.numel() / 2
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_deviations_of_features_far_from_zero(sparse: bool) -> None:
+    """A year, a year that half of the nodes have, and a constant."""
+    x, units = 2000 + torch.randn(200, 3, generator=seeded()), torch.zeros(200, dtype=torch.long)
+    x[::2, 1], x[:, 2] = 0, 0.1
+    if sparse:
+        x = F.pad(x, (0, 37))
+    made = DistributionMatching(SparseMatrix.from_dense(x) if sparse else x, units, units[:1], WIDTH)
+    assert isinstance(made.real, SparseMatrix) == sparse
+    close(made.scale(), x.double().std(0, correction=0).float(), 1e-6)

@@ -54,10 +54,18 @@ class Matching:
 
     def scale(self) -> Tensor:
         """Return the standard deviation of each feature over the real nodes: the unit of a synthetic node's steps."""
-        ones = torch.ones(self.real.size(0), 1, dtype=self.real.dtype, device=self.real.device)
-        squares = self.real.with_values(self.real.values**2) if isinstance(self.real, SparseMatrix) else self.real**2
-        mean, mean_square = (rows.t() @ ones / ones.size(0) for rows in (self.real, squares))
-        return (mean_square - mean.square()).clamp(min=0).sqrt().reshape(-1)
+        if isinstance(self.real, Tensor):
+            return self.real.std(0, correction=0)
+        ones = torch.ones(self.real.size(0), 1, dtype=torch.float64, device=self.real.device)
+
+        def means(values: Tensor) -> Tensor:
+            """Return the mean of each column with other stored values."""
+            return (self.real.with_values(values).t() @ ones / ones.size(0)).reshape(-1)
+
+        values = self.real.values.double()
+        mean, stored = means(values), means(torch.ones_like(values))
+        gaps = values - mean[self.real.indices]
+        return (means(gaps.square()) + (1 - stored) * mean.square()).sqrt().to(self.real.dtype)
 
     def weight(self, rows: int, columns: int, generator: torch.Generator) -> Tensor:
         """Draw a Glorot-uniform weight matrix."""
