@@ -117,7 +117,14 @@ class GradientMatching(Matching):
 
 
 def condense(
-    x: Tensor, matching: Matching, *, networks: int, updates: int, lr: float, generator: torch.Generator
+    x: Tensor,
+    matching: Matching,
+    *,
+    networks: int,
+    updates: int,
+    lr: float,
+    generator: torch.Generator,
+    held: Tensor | None = None,
 ) -> tuple[Tensor, list[float]]:
     """Move synthetic nodes towards the real ones with Adam.
 
@@ -131,12 +138,17 @@ def condense(
         updates: number of steps under each network.
         lr: Adam's learning rate, in standard deviations.
         generator: draws the networks.
+        held: mask of synthetic nodes that stay where they are; none by default. If all of them do, no network is drawn.
 
     Returns:
         The optimized features, and the matching loss before the first step under each network.
     """
+    if held is not None and bool(held.all()):
+        return x.detach(), []
     with torch.enable_grad():
         start, scale = x.detach(), matching.scale()
+        if held is not None:
+            scale = scale * (~held).unsqueeze(1)
         moved = torch.zeros_like(start, requires_grad=True)
         optimizer = torch.optim.Adam([moved], lr=lr)
         losses = []
