@@ -54,18 +54,19 @@ class Matching:
 
     def scale(self) -> Tensor:
         """Return the standard deviation of each feature over the real nodes: the unit of a synthetic node's steps."""
-        if isinstance(self.real, Tensor):
-            return self.real.std(0, correction=0)
-        ones = torch.ones(self.real.size(0), 1, dtype=torch.float64, device=self.real.device)
+        real = self.real
+        if isinstance(real, Tensor):
+            return real.std(0, correction=0)
+        ones = torch.ones(real.size(0), 1, dtype=torch.float64, device=real.device)
 
         def means(values: Tensor) -> Tensor:
             """Return the mean of each column with other stored values."""
-            return (self.real.with_values(values).t() @ ones / ones.size(0)).reshape(-1)
+            return (real.with_values(values).t() @ ones / ones.size(0)).reshape(-1)
 
-        values = self.real.values.double()
+        values = real.values.double()
         mean, stored = means(values), means(torch.ones_like(values))
-        gaps = values - mean[self.real.indices]
-        return (means(gaps.square()) + (1 - stored) * mean.square()).sqrt().to(self.real.dtype)
+        gaps = values - mean[real.indices]
+        return (means(gaps.square()) + (1 - stored) * mean.square()).sqrt().to(real.dtype)
 
     def weight(self, rows: int, columns: int, generator: torch.Generator) -> Tensor:
         """Draw a Glorot-uniform weight matrix."""
