@@ -224,6 +224,11 @@ def test_two_writers_are_kept_apart(tmp_path):
         only_writer(tmp_path),
     ):
         pass
+    held = only_writer(tmp_path)
+    held.__enter__()
+    threading.Timer(0.1, held.__exit__, (None, None, None)).start()
+    with only_writer(tmp_path, patience=10.0):  # after a wait
+        pass
     with only_writer(tmp_path):  # free again
         assert [path.name for path in tmp_path.iterdir()] == [".lock"]
     assert not list(tmp_path.iterdir())

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from evergraph.errors import EvergraphError, first_line
 
 Found = TypeVar("Found")
 SCRATCH = (".*.part", ".tmp??????")  # what a killed writer leaves behind: our names, safetensors' names
+LOOK_EVERY = 0.05  # seconds between looks at a lock that another process holds
 
 
 def file_hash(path: str | Path) -> str:
@@ -49,32 +51,47 @@ def make_folder(folder: Path, advice: str = "name another folder") -> None:
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Lock a folder against other processes. The system releases the lock when this process ends, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system: the user has to avoid two writers
-        yield
-        return
-    path = folder / ".lock"
-    try:
-        file = open(path, "w")  # noqa: SIM115  # held open as long as the lock
-    except OSError as error:
-        raise EvergraphError(f"cannot write to {folder} ({first_line(error)}); name another folder") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            current = os.stat(path).st_ino == os.fstat(file.fileno()).st_ino
-        except (BlockingIOError, FileNotFoundError):
-            current = False
-        except OSError:  # a file system without locks
-            current = True
-        if not current:
+def only_writer(folder: Path, patience: float = 0.0) -> Iterator[None]:
+    """Lock a folder against other processes. The system releases the lock when this process ends, however it ends.
+
+    Args:
+        folder: the folder.
+        patience: seconds to wait for another process before raising.
+    """
+    path, began = folder / ".lock", time.monotonic()
+    while (lock := _locked(path)) is None:
+        if time.monotonic() - began >= patience:
             raise EvergraphError(f"another process is working in {folder}; wait for it, or name another folder")
+        time.sleep(LOOK_EVERY)
+    with lock as file:
         try:
             yield
         finally:
-            remove_file(path)
+            if file is not None:
+                remove_file(path)
+
+
+def _locked(path: Path) -> IO[str] | nullcontext[None] | None:
+    """Return a lock, which closing releases, or None if another process has it; empty if the system has no locks."""
+    try:
+        import fcntl
+    except ImportError:  # the user has to avoid two writers
+        return nullcontext()
+    try:
+        file = open(path, "w")  # noqa: SIM115  # held open as long as the lock
+    except OSError as error:
+        raise EvergraphError(f"cannot write to {path.parent} ({first_line(error)}); name another folder") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        current = os.stat(path).st_ino == os.fstat(file.fileno()).st_ino
+    except (BlockingIOError, FileNotFoundError):
+        current = False
+    except OSError:  # a file system without locks
+        current = True
+    if current:
+        return file
+    file.close()
+    return None
 
 
 def remove_scratch(folder: Path) -> None:
