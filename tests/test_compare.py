@@ -22,6 +22,7 @@ from scipy import stats
 from torch_geometric.data import Data
 
 import evergraph as eg
+from evergraph import registry
 from evergraph.cli.common import look_for_results
 from evergraph.cli.tables import methods_and_streams
 from evergraph.data.datasets.sbm import sbm
@@ -733,6 +734,23 @@ def test_a_bad_plug_in_is_one_line(evergraph, tmp_path: Path) -> None:
         assert (status, out) == (2, "")
         assert message in error
         assert error.count("\n") == 1
+
+
+def test_a_broken_plug_in_is_an_error_until_it_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from evergraph.methods import METHODS
+
+    path, content = tmp_path / "mine.py", MINE.replace("damped", "damped-late")
+    path.write_text(content + "\nraise ValueError('half-way')\n")
+    monkeypatch.setenv(registry.FILES, str(path))
+    monkeypatch.setattr(registry, "_loaded", False)
+    for _ in range(2):
+        with pytest.raises(eg.EvergraphError, match="ValueError: half-way"):
+            METHODS["ewc"]
+    path.write_text(content)
+    try:
+        assert METHODS["damped-late"].name == "damped-late"
+    finally:
+        METHODS.remove("damped-late")
 
 
 def test_the_version(evergraph) -> None:

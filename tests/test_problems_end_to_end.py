@@ -522,6 +522,19 @@ def test_graphs_take_fewer_random_features_than_nodes_unless_told(tmp_path: Path
     assert widths == {None: 1280, 40: 40}
 
 
+@pytest.mark.parametrize("kind", [eg.RandomFeatures, eg.MixedFeatures])
+def test_a_number_of_random_features_that_is_the_default_of_nodes_counts_as_given(kind: type, tmp_path: Path) -> None:
+    own = kind().default_hidden
+    for given, width in ((None, 1280), (own, own)):
+        eg.Learner(kind(hidden=given), "analytic").save(tmp_path / str(given))
+        model = eg.Pooled(eg.Learner.load(tmp_path / str(given)).model)  # not set up yet
+        model.setup(3, 2)
+        assert model.hyperparameters()["hidden"] == width
+    plain = kind()
+    plain.setup(3, 2)
+    assert plain.hyperparameters()["hidden"] == own
+
+
 def test_tables_name_metric_and_attribute_and_nothing_given_is_ignored(evergraph, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     few = ("--method", "finetune", "--hidden", 4, "--epochs", 1, "--device", "cpu")
     status, out, _ = evergraph("run", "drift-labels:nodes=80", *few, "--out", tmp_path / "a")

@@ -106,6 +106,8 @@ def test_a_graph_in_parts(tmp_path: Path) -> None:
     assert task.class_positions == whole.class_positions
     for found, wanted in ((task.train, whole.train), (task.val, whole.val), (test, whole.test)):
         assert torch.equal(found, wanted)
+    twice = ["1", "0", "1"]
+    assert task_of_parts(share, twice)[0].class_positions == eg.Task.of(graph, twice).class_positions == [1, 0]
 
 
 @pytest.mark.parametrize("alone", [True, False])

@@ -19,13 +19,13 @@ from torch import Tensor
 from evergraph.core.settings import PositiveInt, checked
 from evergraph.core.sparse import SparseMatrix
 from evergraph.core.workers import Workers, share_of, workers
-from evergraph.data.arrangement import given_split, split_what_can_be, trained_classes
+from evergraph.data.arrangement import chosen_positions, given_split, split_what_can_be, trained_classes
 from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph
 from evergraph.data.mapped import PARTS_HEADER as HEADER
 from evergraph.data.mapped import Described, Known, map_array, new_folder, not_convertible
 from evergraph.data.tasks import Task
-from evergraph.errors import EvergraphError, first_line, no_such_class
+from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.files import file_hash
 from evergraph.persistence.reading import DAMAGE, content_hash, read_record, write_record
 
@@ -187,13 +187,7 @@ def task_of_parts(graph: Graph, classes: Sequence[ClassName] | None = None, inde
     assert graph.rows is not None
     assert graph.splits is not None
     counts = graph.rows.group.sum([torch.bincount(graph.y[graph.y >= 0], minlength=graph.num_classes)])[0]
-    present = torch.nonzero(counts).reshape(-1).tolist()
-    if classes is not None:
-        position_of = {str(graph.class_names[position]): position for position in present}
-        for name in classes:
-            if str(name) not in position_of:
-                raise no_such_class(graph.name, "node", name, position_of)
-        present = [position_of[str(name)] for name in classes]
+    present = chosen_positions(graph, torch.nonzero(counts).reshape(-1).tolist(), classes)
     chosen, part = torch.isin(graph.y, torch.tensor(present, dtype=torch.long)), graph.splits[:, 0]
     train, val, test = (torch.nonzero(chosen & (part == number)).reshape(-1) for number in range(3))
     sizes = graph.rows.group.sum([torch.bincount(graph.y[train], minlength=graph.num_classes)])[0]

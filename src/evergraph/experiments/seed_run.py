@@ -60,11 +60,13 @@ class SeedRun:
         learner = self.spec.learner(self.seed, self.tasks.problem)
         state: dict[str, Any] = {"matrix": [], "also_tested": {name: [] for name in self.spec.also_test}}
         state |= {"validation": [], "log": [], "kept_bytes": [], "model_bytes": [], "seconds": 0.0, "finished": False}
-        state |= self.mark
+        state |= {"arrived": 0, **self.mark}  # what `learn` was called with for all tasks measured so far
         if (self.checkpoint / INDEX).exists():
             learner = self._load()
             state = learner.notes
         state.setdefault("task_classes", task_contents(self.tasks))  # not in checkpoints of earlier versions
+        if "arrived" not in state:  # nor is this
+            state["arrived"] = sum(len(self._arrivals(earlier)) for earlier in range(len(state["matrix"])))
         for index in range(len(state["matrix"]), len(self.tasks)):
             self._learn(learner, index, state)
         state["leak"] = self._leak()
@@ -88,10 +90,10 @@ class SeedRun:
             self.clock = now
             return state
 
-        learned_before = sum(len(self._arrivals(earlier)) for earlier in range(index))
-        for arrived in self._arrivals(index)[learner.num_tasks - learned_before :]:
+        for arrived in self._arrivals(index)[learner.num_tasks - state["arrived"] :]:
             log = self.driver.learn(learner, arrived, on_epoch=on_epoch, notes=notes)
             state["log"] += [{"task": index, **row} for row in log]
+        state["arrived"] = learner.num_tasks
         state["matrix"].append(self._row(learner, index, self.tasks.test_graph))
         for name in self.spec.also_test:
             state["also_tested"][name].append(self._row(learner, index, name))

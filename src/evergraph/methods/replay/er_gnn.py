@@ -8,12 +8,11 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from evergraph.core.capabilities import capable
 from evergraph.core.settings import NonNegative, Positive
 from evergraph.core.sparse import as_dense, take_rows
-from evergraph.curvature import in_mode
+from evergraph.curvature import in_mode, outputs_at
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context, search_over
 from evergraph.methods.memory import ReplayMethod, Weighting
@@ -87,7 +86,7 @@ class ERGNN(ReplayMethod):
             batcher, problem = context.batcher.exact(), context.problem
             train = batcher.batch(context.train)
             judged = batcher.batch(context.task.val.to(context.device)) if context.task.val.numel() else train
-            function, judge = (partial(_outputs, context.model, batch) for batch in (train, judged))
+            function, judge = (partial(outputs_at, context.model, batch) for batch in (train, judged))
             with in_mode(context.model, training=False):
                 values = influences(
                     function, context.params, problem, train.y, (judge, judged.y), self.damping, iterations=20
@@ -97,8 +96,3 @@ class ERGNN(ReplayMethod):
             context.cache["influence"] = all_nodes
         found: Tensor = context.cache["influence"]
         return found
-
-
-def _outputs(model: torch.nn.Module, batch: object, params: dict[str, Tensor]) -> Tensor:
-    outputs: Tensor = functional_call(model, params, (batch,))
-    return outputs
