@@ -65,17 +65,19 @@ def run_paper(
         plans = [_with_epochs(plan, epochs) for plan in plans]
     titles = {row: None for plan in plans for row in plan.rows()}
     for row in rows or ():
-        if row not in titles:  # a row of only one protocol is left out of the other's table
+        if row not in titles:
             raise unknown("row", row, titles)
+
+    def wanted(plan: Protocol) -> list[str] | None:
+        return [row for row in rows if row in plan.rows()] if rows is not None else None
+
+    plans = [plan for plan in plans if wanted(plan) != []]  # a row may belong to only one of the protocols
     missing = _missing(plans, data_root, required=len(datasets) == 1)
     available = [plan for plan in plans if plan.dataset not in missing]
     settings: dict[str, Any] = {"data_root": data_root, "jobs": jobs or default_jobs(device), "on_done": on_done}
     settings["engine"] = engine
 
     alone = not isinstance(studies, bool)
-
-    def wanted(plan: Protocol) -> list[str] | None:
-        return [row for row in rows if row in plan.content["rows"]] if rows is not None else None
 
     def studied(plan: Protocol) -> dict[str, dict[str, dict[str, Cell]]]:
         return plan.study_cells(None if isinstance(studies, bool) else studies) if studies and rows is None else {}
