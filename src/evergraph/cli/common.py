@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from evergraph.cli.parsing import names_of, parse_fan_out, parse_order, parse_settings
 from evergraph.core.settings import settings_of
-from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS, find_graph
+from evergraph.data import SCENARIOS, TEST_GRAPHS, dataset_of, find_graph
 from evergraph.data.streams import about_numbers
 from evergraph.errors import EvergraphError, shown, tell
 from evergraph.evaluation import METRICS
@@ -299,7 +299,7 @@ def named_method(method: str | None, source: str, options: dict[str, Any]) -> st
     """The requested method, or the default for the problem, which the stream or file determines if it is not named."""
     if method is not None:
         return method
-    dataset = DATASETS.get(source.partition(":")[0])
+    dataset = dataset_of(source)
     problem = options["problem"] or (dataset.problem if dataset is not None else "")
     if problem and PROBLEMS[problem].kind != "numbers":
         return default_method(options["model"], problem)

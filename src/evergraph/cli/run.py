@@ -14,7 +14,7 @@ from evergraph.cli import common, together
 from evergraph.cli.tables import listing, result_table
 from evergraph.core.settings import UNDECLARED, settings_of
 from evergraph.core.workers import launched, workers
-from evergraph.data import DATASETS, DEFAULT_STREAM
+from evergraph.data import DATASETS, DEFAULT_STREAM, dataset_of
 from evergraph.errors import EvergraphError
 from evergraph.experiments import RunSpec, make_loggers, run
 from evergraph.experiments.cells import Cell, Results, all_or_error, run_cells, write_tracebacks
@@ -86,7 +86,7 @@ def work_command(
 
 def download_once(spec: RunSpec, data_root: Path | None) -> None:
     """Let the first of several processes download a missing dataset while the others wait."""
-    group, dataset = workers(), DATASETS.get(spec.source.partition(":")[0])
+    group, dataset = workers(), dataset_of(spec.source)
     if group.rank == 0 and group.size > 1 and dataset is not None and not dataset.at_hand(data_root):
         spec.make_stream(spec.seeds[0], data_root)
     group.barrier()

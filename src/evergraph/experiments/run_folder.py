@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from evergraph.core.settings import NotEmpty
-from evergraph.data import DATASETS, TaskStream, find_graph
+from evergraph.data import TaskStream, dataset_of, find_graph, source_name
 from evergraph.data.files import content_mark, file_mark
 from evergraph.data.streams import about_numbers
 from evergraph.errors import EvergraphError
@@ -79,22 +79,17 @@ def check_same_graph(source: str, graph: str, known: str, place: str | Path) -> 
         raise EvergraphError(f"{place} was run on another graph: {source} has changed since; name another with --out")
 
 
-def is_dataset(source: str) -> bool:
-    """Whether a source names a registered dataset, not a file."""
-    return source.partition(":")[0] in DATASETS
-
-
 def current_mark(spec: RunSpec, data_root: str | Path | None) -> str:
     """The mark of the graph that a specification's source holds now."""
     undirected, numbers = spec.stream.get("undirected"), about_numbers(spec.problem)
-    if is_dataset(spec.source):
+    if dataset_of(spec.source) is not None:
         return content_mark(find_graph(spec.source, data_root, undirected, numbers)[0])
     return file_mark(spec.source, undirected=undirected, numbers=numbers)
 
 
 def check_graph(spec: RunSpec, known: str | None, place: str | Path) -> None:
     """Raise if the graph file of a finished run has changed. Datasets are read only where something is left to run."""
-    if known is not None and not is_dataset(spec.source):
+    if known is not None and dataset_of(spec.source) is None:
         check_same_graph(spec.source, current_mark(spec, None), known, place)
 
 
@@ -150,7 +145,7 @@ def read_result(folder: str | Path) -> dict[str, Any]:
 
 def default_folder(source: str, method: str) -> Path:
     """A new folder under `runs/`, named after the stream, the method and the time."""
-    name = f"{Path(source.split(':')[0]).stem[:80]}-{method[:80]}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{source_name(source)[:80]}-{method[:80]}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder, number = Path("runs") / name, 1
     while folder.exists():
         number += 1
