@@ -23,7 +23,7 @@ from torch_geometric.data import Data
 
 import evergraph as eg
 from evergraph.cli.common import look_for_results
-from evergraph.cli.tables import methods_and_streams
+from evergraph.cli.tables import comparison_table, methods_and_streams
 from evergraph.data.datasets.sbm import sbm
 from evergraph.evaluation.significance import paired_p, within_noise
 from evergraph.experiments import comparison, plots
@@ -208,13 +208,19 @@ def test_the_table_of_methods_names_a_metric_other_than_accuracy(capsys: pytest.
     assert (plain.columns, markdown(plain)[:8]) == (["a", "b"], "AP. Mean")
 
 
-def test_the_table_of_rows_names_a_metric_other_than_accuracy() -> None:
+def test_the_table_of_rows_names_a_metric_other_than_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
     spent = {"seconds": 1.0, "kept_bytes": [[0]], "metrics": {key: {"values": [0.5] * 3} for key in ("ap", "af")}}
     rows = table_rows({**one, **spent} for one in [*RESULTS[1:3], *errors_of("b")])
     cells = [line.split(" | ") for line in comparison.markdown(rows).splitlines()]
     assert cells[0][4] == "metric"
     assert [row[4] for row in cells[2:]] == ["accuracy (%)"] * 2 + ["mean absolute error, lower is better"] * 2
     assert "metric" not in comparison.markdown(rows[:2])
+    for row in rows[2:]:  # as the metric's values, and not with the two places of percentages
+        row |= {key: {name: value / 100 for name, value in row[key].items()} for key in ("ap", "af")}
+    assert "| 0.00500 ± 0.00000 | 0.00500 ± 0.00000 |" in comparison.markdown(rows)
+    Console(width=200).print(comparison_table(rows))
+    assert "0.50 ± 0.00" in (shown := capsys.readouterr().out)
+    assert "0.00500 ± 0.00000" in shown
     table = list(csv.DictReader(io.StringIO(comparison.table_as_csv(rows))))
     assert [row["metric"] for row in table] == ["accuracy"] * 2 + ["mae"] * 2
 

@@ -284,8 +284,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     names = ["stream", "test graph", "leak", "method", *["metric"] * named, "AP", "AF", "runs", "seconds per run"]
     lines = ["| " + " | ".join([*names, "keeps", "bytes kept", "uses", "other test nodes"]) + " |"]
     lines.append("|---|---|--:|---|" + "---|" * named + "--:|--:|--:|--:|---|--:|---|---|")
-    for row in rows:
-        ap, af = (told.mean_and_spread(row[key], row["runs"]) for key in ("ap", "af"))
+    for row, (ap, af) in zip(rows, told.ap_and_af(rows)):
         cells = [row["stream"], row["test_graph"], told.leak_text(row), row_label(row)]
         cells += [*[direction_of(row["metric"])] * named, ap, af, row["runs"]]
         counted = f"{row['kept_bytes']:,}" if row["kept_bytes"] or not row["access"]["keeps"] else "not counted"

@@ -259,9 +259,9 @@ def _scales(runs: Sequence[dict[str, Any]]) -> dict[str, _Scale]:
     for name, members in groups.items():
         metric = describe_metric(members[0])
         values = [value for run in members for value in mean_matrix(run).ravel()]
-        percent = metric["unit"] == "%"
-        digits = (0, 1) if percent else (decimal_places(values, 2), decimal_places(values))
-        scales[name] = _Scale(metric["title"], metric["quantity"], *value_limits(members), *digits)
+        in_cell = decimal_places(values, metric["unit"], percent=0, significant=2)
+        digits = decimal_places(values, metric["unit"])
+        scales[name] = _Scale(metric["title"], metric["quantity"], *value_limits(members), in_cell, digits)
     return scales
 
 

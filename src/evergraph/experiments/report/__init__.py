@@ -98,6 +98,10 @@ def payload(runs: list[dict[str, Any]], unfinished: Sequence[Path] = ()) -> dict
     if "model.name" in unlike:
         own_ones |= {key for key in unlike if key.startswith("model.")}
     unlike = [key for key in unlike if key not in own_ones or all(key in own for own in settings)]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault(run["metric"]["name"], []).append(run)
+    scales = {name: value_limits(members) for name, members in groups.items()}
     return {
         "title": " and ".join(dict.fromkeys(run["stream"] for run in runs)),
         "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
@@ -105,7 +109,7 @@ def payload(runs: list[dict[str, Any]], unfinished: Sequence[Path] = ()) -> dict
         "summaries": summary_titles(runs),
         "metric": common_metric(runs),
         "scale": value_limits(runs),
-        "runs": [{**run, "settings": own} for run, own in zip(runs, settings)],
+        "runs": [{**run, "settings": own, "scale": scales[run["metric"]["name"]]} for run, own in zip(runs, settings)],
         "differ": differ,
         "unlike": unlike,
         "unfinished": [str(folder) for folder in unfinished],
