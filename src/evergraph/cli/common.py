@@ -268,15 +268,15 @@ def training_options(options: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "fan_out": parse_fan_out(settings["fan_out"])} if "fan_out" in settings else settings
 
 
-def is_closed_form(method: str) -> bool:
-    """Whether a method, or every part of a composed one, learns without epochs."""
-    return all(METHODS[part].family == "closed form" for part in parts_of(method))
+def learns_without_epochs(method: str) -> bool:
+    """Whether a method, or a part of a composed one, learns even if no epoch is trained."""
+    return any(METHODS[part].learns_without_epochs for part in parts_of(method))
 
 
 def tell_unused(options: dict[str, Any], methods: Iterable[str], trained: bool) -> None:
-    """Note training options that had no effect since all methods were closed forms, or that no epoch was trained."""
+    """Note training options that had no effect since methods learn without epochs, or that no epoch was trained."""
     given = [f"--{name.replace('_', '-')}" for name in training_options(options)]
-    if not trained and not all(map(is_closed_form, methods)):
+    if not trained and not all(map(learns_without_epochs, methods)):
         tell("--epochs 0: the network is not trained; its accuracy is that of the parameters it began with")
     elif given and not trained:
         names = ", ".join(dict.fromkeys(methods))

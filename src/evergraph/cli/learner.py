@@ -153,7 +153,7 @@ def learn_command(
                 common.print_json({"checkpoint": str(checkpoint), **found.report(), "learned": False})
             return
     last, accuracy = learner.history[-1], learner.first_accuracies[-1]
-    closed_form = common.is_closed_form(learner.method.title)
+    without_epochs = common.learns_without_epochs(learner.method.title)
     common.tell_unused(options, [learner.method.title], bool(last["epochs"]))
     if (
         learner.problem.kind == "classes"
@@ -173,7 +173,7 @@ def learn_command(
     if accuracy is not None:
         held_out = f"{metric.quantity} on held-out {level}s {metric.written(accuracy, 1)}{unit}"
     kind = learner.problem.kind if len(learner.classes_) != 1 else ONE[learner.problem.kind]
-    passes = _passes(last["epochs"], closed_form)
+    passes = _passes(last["epochs"], without_epochs)
     sys.stdout.write(
         f"learned {parsing.listed(last['classes'])} from {last['nodes']} {level}s in {passes}; "
         f"{held_out or 'none held out to test on'}\n"
@@ -244,7 +244,7 @@ def info_command(
         return
     table = Table(title=str(checkpoint), title_justify="left", show_header=False)
     for key, value in about.items():
-        if key == "training" and _is_closed_form(about) and not any(task["epochs"] for task in about["tasks"]):
+        if key == "training" and _learns_without_epochs(about) and not any(task["epochs"] for task in about["tasks"]):
             value = "one pass over each task, without epochs"
         if key == "model":
             value = {name: setting for name, setting in value.items() if name != "scales" or not setting}
@@ -261,7 +261,7 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     metric = METRICS["accuracy" if kind is None else kind.metric]
     unit = " %" if metric.unit == "%" else f" ({metric.name})"
     level = "node" if kind is None else kind.level
-    closed_form = _is_closed_form(about)
+    without_epochs = _learns_without_epochs(about)
     for number, task in enumerate(about["tasks"], start=1):
         value, when = task["test_accuracy"], task.get("learned")
         accuracy = "not measured" if value is None else f"{metric.written(value, 1)}{unit} when learned"
@@ -269,7 +269,7 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         rest = f" (plus {held_out['validation']} for validation, {held_out['test']} for testing)" if held_out else ""
         where = f"; {when}, from {task['graph']}" if when else ""
         gone = f"; {task['forgotten']} forgotten since" if task.get("forgotten") else ""
-        passes = _passes(task["epochs"], closed_form)
+        passes = _passes(task["epochs"], without_epochs)
         learned = f"{parsing.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {passes}, {accuracy}"
         steps = f"; steps {task['steps']}" if task.get("steps") else ""
         yield f"task {number}", f"{learned}{steps}{where}{gone}"
@@ -282,10 +282,10 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "unknown classes", in_words(card["unknown_above"], card["false_alarms"])
 
 
-def _is_closed_form(about: dict[str, Any]) -> bool:
+def _learns_without_epochs(about: dict[str, Any]) -> bool:
     """Whether a learner's method learns without epochs; False if the method is not registered here."""
     method = about["method"].get("name", "")
-    return all(part in METHODS for part in parts_of(method)) and common.is_closed_form(method)
+    return all(part in METHODS for part in parts_of(method)) and common.learns_without_epochs(method)
 
 
 def _was_given(context: typer.Context, name: str) -> bool:
@@ -323,6 +323,6 @@ def _shown(value: Any) -> str:
     return parsing.listed(value, 40) if isinstance(value, list) else str(value)
 
 
-def _passes(epochs: int, closed_form: bool) -> str:
+def _passes(epochs: int, without_epochs: bool) -> str:
     """Number of passes over the training nodes, as text; a closed form has no epochs."""
-    return "one pass" if closed_form and not epochs else f"{epochs} epoch{'s' * (epochs != 1)}"
+    return "one pass" if without_epochs and not epochs else f"{epochs} epoch{'s' * (epochs != 1)}"

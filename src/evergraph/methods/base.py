@@ -68,6 +68,8 @@ class Method(metaclass=Checked):
     """Why its training data has no validation examples, which early stopping needs; empty if it has the task's."""
     ends_last: ClassVar[bool] = False
     """Whether `end_task` runs after that of all composed methods, because it reads or changes their results."""
+    learns_without_epochs: ClassVar[bool] = False
+    """Whether the method learns a task even if no epoch is trained, as a closed form does."""
     hold: ClassVar[tuple[str, ...]] = ("strength",)
     """Settings that preserve old tasks: the larger, the more so. Some selection rules order candidates by them."""
     besides: ClassVar[str] = ""
