@@ -331,6 +331,16 @@ def test_two_pairs_say_nothing_about_chance() -> None:
     assert "| second | 88.00 | 0.00 | 85.45 ± 3.61 | −2.05 |" in table
 
 
+def test_what_a_row_keeps_is_said_as_in_other_tables() -> None:
+    """A method that keeps something and declares nothing does not keep nothing."""
+    rows = [row("silent", [[90.0]]), row("uncounted", [[80.0]])]
+    rows[0]["result"]["kept_bytes"] = [[64], [4096]]
+    rows[1]["result"]["kept_bytes"] = []
+    table = markdown_with_differences(with_differences(rows))
+    assert "| undeclared | 4,096 |" in table
+    assert "| nothing | not measured here |" in table
+
+
 def test_bold_and_gaps_follow_paired_tests() -> None:
     rows = [
         row("first", [[90.0, 80.0], [85.0, 75.1]]),
