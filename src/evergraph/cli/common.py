@@ -32,6 +32,7 @@ from evergraph.experiments.selection.record import RECORD
 from evergraph.methods import METHODS, make_method, parts_of
 from evergraph.models import MODELS
 from evergraph.persistence.files import holds_something
+from evergraph.persistence.run_files import RUN
 from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import LABEL_SCOPES, Training, default_method, targets_known
 
@@ -349,7 +350,7 @@ def model_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def _begun(folder: Path) -> bool:
     """Whether a folder holds runs, searches, their results, or what says that some were started."""
-    names = ("run.json", RESULTS, RECORD, FAILURES, COMMANDS, f"{FOLDER}/{SCRIPT}")
+    names = (RUN, RESULTS, RECORD, FAILURES, COMMANDS, f"{FOLDER}/{SCRIPT}")
     return any(any(folder.rglob(name)) for name in names)
 
 

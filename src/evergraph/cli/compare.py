@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from evergraph.cli import common, parsing
-from evergraph.cli.run import run_all
+from evergraph.cli.run import check_streams, run_all
 from evergraph.cli.tables import comparison_table, methods_and_streams, result_table
 from evergraph.data import DEFAULT_STREAM, TEST_GRAPHS
 from evergraph.errors import EvergraphError
@@ -118,8 +118,7 @@ def compare_command(
     specs, fixed = _specs(axes, test_graphs, varied, seeds, options)
     spaces = _spaces(specs, fixed, ranges) if rule is not None else {}
     if len(specs) > len(axes["method"]) or rule:  # a single stream is checked by its first run
-        for spec in {str(spec.stream) + spec.source: spec for spec in specs.values()}.values():
-            spec.make_stream(0, options["data_root"]).check_tests()
+        check_streams(specs.values(), options["data_root"])
     folder = options["out"] or default_folder(axes["stream"][0], "compare")
     look = partial(common.look_for_results, folder, "a comparison")
     holding = taken_folder(folder, look, advice="name another with --out")

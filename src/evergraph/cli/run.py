@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,6 +92,12 @@ def download_once(spec: RunSpec, data_root: Path | None) -> None:
     group.barrier()
 
 
+def check_streams(specs: Iterable[RunSpec], data_root: Path | None) -> None:
+    """Raise if the stream of one of the runs cannot be made, or has nothing to test on."""
+    for spec in {spec.source + str(spec.stream): spec for spec in specs}.values():
+        spec.make_stream(0, data_root).check_tests()
+
+
 def run_one(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Do one run: in this process with a progress bar and loggers, or with its seeds in parallel."""
     if (options["jobs"] or 1) > 1:
@@ -145,8 +151,7 @@ def side_by_side(
         raise EvergraphError("--log follows one process; leave --jobs and --on out, or log without them")
     for spec in specs.values():
         spec.check()
-    for spec in {spec.source + str(spec.stream): spec for spec in specs.values()}.values():
-        spec.make_stream(0, options["data_root"]).check_tests()
+    check_streams(specs.values(), options["data_root"])
     cells = [Cell(key, spec) for key, spec in specs.items()]
     on_done: Callable[[str, int, int], None] = lambda key, done, total: print(  # noqa: E731
         f"{done}/{total} {key}".rstrip(), file=sys.stderr, flush=True

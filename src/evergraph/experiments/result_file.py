@@ -16,6 +16,8 @@ from evergraph.experiments.run_folder import RunRecord, check_graph, check_same_
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import write_atomically
 from evergraph.persistence.reading import as_json, parse_json, read_record, read_text
+from evergraph.persistence.run_files import RUN
+from evergraph.training.driver import CHECKPOINT_SECONDS
 
 RESULTS = "results.jsonl"
 CELLS = "cells"  # the folder of the runs, beside the file
@@ -75,7 +77,9 @@ class EverySoOften:
         seconds: minimum time between two calls.
     """
 
-    def __init__(self, save: Callable[[dict[str, dict[str, Any]]], object], seconds: float = 20) -> None:
+    def __init__(
+        self, save: Callable[[dict[str, dict[str, Any]]], object], seconds: float = CHECKPOINT_SECONDS
+    ) -> None:
         self.save, self.seconds, self.saved = save, seconds, time.monotonic()
 
     def __call__(self, results: dict[str, dict[str, Any]]) -> None:
@@ -124,7 +128,7 @@ def stored_keys(specs: Mapping[str, RunSpec], entries: Mapping[str, dict[str, An
     listed = {key: entry["spec"] for key, entry in entries.items()}
     found = {key: stored_key(key, spec, listed) for key, spec in specs.items()}
     if None in found.values():
-        begun = recorded_specs(cells, "run.json")
+        begun = recorded_specs(cells, RUN)
         found = {key: found[key] or stored_key(key, spec, begun) for key, spec in specs.items()}
     return {found[key] or key: spec for key, spec in specs.items()}
 
@@ -161,7 +165,7 @@ def check_one_graph(
     """
     earlier = [(f"{RESULTS}: {key}", one["spec"], one["result"].get("graph")) for key, one in entries.items()]
     for key in left:
-        if (config := cells / key / "run.json").exists():
+        if (config := cells / key / RUN).exists():
             record = read_record(config, RunRecord, "name another folder with --out")
             earlier.append((str(cells / key), record["spec"], record["graph"]))
     for name, spec in {_graph_asked(spec.as_dict()): spec for spec in left.values()}.items():

@@ -17,6 +17,7 @@ from evergraph.experiments.provenance import describe_device, versions
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import holds_something
 from evergraph.persistence.reading import HASH, as_json, content_hash, exists, read_json, read_record, write_record
+from evergraph.persistence.run_files import RESULT, RUN
 from evergraph.training import pick_device
 
 Row = list[float | None]
@@ -61,7 +62,7 @@ class ResultRecord(TypedDict):
 
 def check_folder(folder: Path, spec: RunSpec, resume: bool) -> None:
     """Refuse to mix two runs in one folder."""
-    config = folder / "run.json"
+    config = folder / RUN
     if not config.exists():
         if holds_something(folder) and not config.exists():  # another seed's process may just have begun the run
             raise EvergraphError(f"{folder} exists and is not a run's folder; name another with --out")
@@ -95,7 +96,7 @@ def check_graph(spec: RunSpec, known: str | None, place: str | Path) -> None:
 
 def write_new(folder: Path, spec: RunSpec, tasks: TaskStream) -> str:
     """Write `run.json` once, adding other versions or another device on resumption; return the run's mark."""
-    path = folder / "run.json"
+    path = folder / RUN
     now = {"versions": versions(), "device": describe_device(pick_device(spec.device))}
     if not path.exists():
         content = {"spec": json.loads(as_json(spec.as_dict())), "graph": tasks.graph_mark, **now}
@@ -119,7 +120,7 @@ def run_mark(record: Mapping[str, Any]) -> str:
 
 def finished_result(folder: Path, spec: RunSpec) -> dict[str, Any] | None:
     """Return the result of the run in a folder; None if it is not finished, or if seeds were added."""
-    if not (folder / "result.json").exists():
+    if not (folder / RESULT).exists():
         return None
     result = read_result(folder)
     if result.get("seeds", spec.seeds) != spec.seeds:
@@ -130,14 +131,14 @@ def finished_result(folder: Path, spec: RunSpec) -> dict[str, Any] | None:
 
 def read_result(folder: str | Path) -> dict[str, Any]:
     """Read the result of a finished run."""
-    path = Path(folder) / "result.json"
+    path = Path(folder) / RESULT
     if not path.exists():
-        state = "a run that is not finished" if (Path(folder) / "run.json").exists() else "no run"
+        state = "a run that is not finished" if (Path(folder) / RUN).exists() else "no run"
         raise EvergraphError(f"{folder} holds {state}; finish it with --resume or name a run's folder")
     result: dict[str, Any] = read_json(path, ResultRecord)
     if HASH in result or "run" in result:  # results of version 0.1 have neither
         result = read_record(path, ResultRecord)
-        config = Path(folder) / "run.json"
+        config = Path(folder) / RUN
         if exists(config) and run_mark(read_record(config, RunRecord)) != result.get("run"):
             raise EvergraphError(f"{path} is another run's than {config}; restore it from a copy")
     return {**result, "run_dir": str(folder)}

@@ -27,6 +27,7 @@ from evergraph.experiments.report.answer import answers
 from evergraph.experiments.report.collect import find_runs, read_runs, summary_titles
 from evergraph.experiments.result_file import CELLS, read_results
 from evergraph.persistence.files import make_folder, write_atomically
+from evergraph.persistence.run_files import RUN
 from evergraph.training import Training
 from evergraph.version import __version__
 
@@ -69,7 +70,7 @@ def write_comparison_report(folder: Path, keys: Sequence[str]) -> Report:
     """
     listed = read_results(folder)
     begun = [folder / CELLS / key for key in keys if key not in listed]
-    unfinished = [place for place in begun if (place / "run.json").exists()]
+    unfinished = [place for place in begun if (place / RUN).exists()]
     return _write(read_runs([folder], keys), unfinished, folder / "report.html", figures=True)
 
 
