@@ -56,7 +56,6 @@ def learn_command(
     num_classes: Annotated[
         int | None, typer.Option(help="Number of outputs to start with; the graph's classes by default.")
     ] = None,
-    grow: Annotated[bool, typer.Option("--grow", hidden=True, help="Outputs grow by themselves.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Learn again what was already learned.")] = False,
     all_nodes: Annotated[
         bool, typer.Option("--all-nodes", help="Train on all nodes; hold out none for validation and test.")
