@@ -367,6 +367,22 @@ def test_a_dataset_whose_graph_has_changed_is_not_mixed_with_the_old_one(
     assert len({one["result"]["graph"] for one in read_results(tmp_path / "here").values()}) == 1
 
 
+def test_finished_runs_on_a_dataset_whose_graph_has_changed_are_not_shown_as_its_own(evergraph, changing: Path) -> None:
+    quick = ["--seeds", "1", *QUICK]
+    compare = ["compare", "changing", "--methods", "finetune", *quick, "--out", "here"]
+    run = ["run", "changing", "--method", "finetune", *quick, "--out", "there"]
+    for words in (compare, run):
+        assert evergraph(*words)[0] == 0
+    changing.write_text("1")
+    for words in (compare, run):
+        status, _, error = evergraph(*words, "--resume")
+        assert (status, error.count("\n")) == (2, 1)
+        assert "was run on another graph: changing has changed since; name another with --out" in error
+    changing.write_text("3")
+    for words in (compare, run):
+        assert evergraph(*words, "--resume")[0] == 0
+
+
 def test_a_search_on_a_dataset_whose_graph_has_changed_is_not_resumed(evergraph, changing: Path) -> None:
     words = ["tune", "changing", "--method", "ewc", "--rule", "first-tasks", "--label-scope", "seen", *QUICK]
     assert evergraph(*words, "--trials", "1", "--out", "here")[0] == 0

@@ -307,7 +307,7 @@ def _finish_cells(
     left = {key: spec for key, spec in specs.items() if key not in known}
     for key, spec in left.items():
         check_folder(folder / CELLS / key, spec, options["resume"])
-    check_one_graph(entries, left, folder / CELLS, options["data_root"])
+    check_one_graph(entries, specs, left, folder / CELLS, options["data_root"])
     failure = None
     save = EverySoOften(lambda results: write_results(folder, specs, results))  # they survive a killed comparison
     try:

@@ -69,7 +69,7 @@ def finish_run(
 
     `first` is the stream of the first seed, if it has already been made.
     """
-    if (done := finished_result(folder, spec)) is not None:
+    if (done := finished_result(folder, spec, data_root)) is not None:
         return done
     # check all input before anything is written
     device = pick_device(spec.device)

@@ -88,10 +88,10 @@ def current_mark(spec: RunSpec, data_root: str | Path | None) -> str:
     return file_mark(spec.source, undirected=undirected, numbers=numbers)
 
 
-def check_graph(spec: RunSpec, known: str | None, place: str | Path) -> None:
-    """Raise if the graph file of a finished run has changed. Datasets are read only where something is left to run."""
-    if known is not None and dataset_of(spec.source) is None:
-        check_same_graph(spec.source, current_mark(spec, None), known, place)
+def may_change(source: str) -> bool:
+    """Whether a source may hold another graph than before. Published datasets do not: they are checked when read."""
+    dataset = dataset_of(source)
+    return dataset is None or not dataset.checked_by
 
 
 def write_new(folder: Path, spec: RunSpec, tasks: TaskStream) -> str:
@@ -118,14 +118,18 @@ def run_mark(record: Mapping[str, Any]) -> str:
     return content_hash([settings, record["graph"]])
 
 
-def finished_result(folder: Path, spec: RunSpec) -> dict[str, Any] | None:
-    """Return the result of the run in a folder; None if it is not finished, or if seeds were added."""
+def finished_result(folder: Path, spec: RunSpec, data_root: str | Path | None) -> dict[str, Any] | None:
+    """Return the result of the run in a folder; None if it is not finished, or if seeds were added.
+
+    Raise if the run's graph has changed since.
+    """
     if not (folder / RESULT).exists():
         return None
     result = read_result(folder)
     if result.get("seeds", spec.seeds) != spec.seeds:
         return None
-    check_graph(spec, result.get("graph"), folder)
+    if result.get("graph") is not None and may_change(spec.source):
+        check_same_graph(spec.source, current_mark(spec, data_root), result["graph"], folder)
     return result
 
 
