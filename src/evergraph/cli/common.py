@@ -390,6 +390,30 @@ def print_json(value: Any) -> None:
 
 
 @contextmanager
+def counting_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on stderr that counts runs (what was done, number done, total); lines outside a terminal.
+
+    It appears with the first count, when the input has been checked.
+    """
+    counts = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    columns = (*counts, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    bar = Progress(*columns, console=stderr, disable=not stderr.is_terminal)
+    line = bar.add_task("starting", total=None)
+
+    def update(what: str, done: int, total: int) -> None:
+        if not stderr.is_terminal:
+            print(f"{done}/{total} {what}".rstrip(), file=sys.stderr, flush=True)
+            return
+        bar.start()
+        bar.update(line, description=what, completed=done, total=total)
+
+    try:
+        yield update
+    finally:
+        bar.stop()
+
+
+@contextmanager
 def progress_bar(label: str, seeds: int) -> Iterator[OnProgress]:
     """A progress bar on stderr with the time left; it counts epochs over all tasks and seeds."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), TextColumn("left"))
