@@ -26,7 +26,7 @@ from evergraph.cli.common import look_for_results
 from evergraph.cli.tables import comparison_table, methods_and_streams
 from evergraph.data.datasets.sbm import sbm
 from evergraph.evaluation.significance import paired_p, within_noise
-from evergraph.experiments import comparison, plots
+from evergraph.experiments import comparison, heatmaps
 from evergraph.experiments.comparison import table_rows
 from evergraph.experiments.latex import escape
 from evergraph.experiments.method_table import latex, markdown, method_table, table_as_csv
@@ -258,8 +258,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
         panels.extend(axis for axis in figure.axes if axis.get_title())
         return path
 
-    monkeypatch.setattr(plots, "save", keep)
-    monkeypatch.setattr("evergraph.cli.compare.heatmaps", plots.heatmaps)
+    monkeypatch.setattr(heatmaps, "save", keep)
+    monkeypatch.setattr("evergraph.cli.compare.heatmaps", heatmaps.heatmaps)
     return panels
 
 
@@ -282,7 +282,7 @@ def test_heatmaps_of_several_metrics_have_a_scale_and_digits_each(drawn: list) -
     accuracies = {**result("ewc", "a", [90]), "ap": {"mean": 90}, "af": {"mean": -0.04}}
     errors = {**result("ewc", "b", [0.38]), "ap": {"mean": 0.38}, "af": {"mean": -0.03}}
     errors["protocol"] = {**errors["protocol"], "metric": "mae"}
-    plots.heatmaps([accuracies, errors], "heatmaps.png")
+    heatmaps.heatmaps([accuracies, errors], "heatmaps.png")
     assert [panel.get_title() for panel in drawn] == [
         "ewc (stream a)\nAP 90.0   AF 0.0",
         "ewc (stream b)\nAP 0.380   AF -0.030",

@@ -16,7 +16,7 @@ import pytest
 from browser import chromium, look
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS, SUMMARIES, Metric, Summary, average_forgetting, average_performance, mean_std
-from evergraph.experiments import RunSpec, plots, report
+from evergraph.experiments import RunSpec, canvas, plots, report
 from evergraph.experiments.report import payload, render, write_report
 from evergraph.experiments.report.collect import find_runs, read_runs
 from evergraph.experiments.result_file import CELLS, RESULTS, write_results
@@ -893,13 +893,13 @@ def test_a_picture_that_is_drawn_once_is_the_one_that_matplotlib_saves(compariso
 
     runs = read_runs(find_runs([comparison])[0])
     for name in ("heatmaps", "anytime"):
-        plots.FIGURES[name](runs).savefig(tmp_path / "saved.png", dpi=plots.DPI)
-        plots.save(plots.FIGURES[name](runs), tmp_path / "drawn.png")
+        plots.FIGURES[name](runs).savefig(tmp_path / "saved.png", dpi=canvas.DPI)
+        canvas.save(plots.FIGURES[name](runs), tmp_path / "drawn.png")
         assert (imread(tmp_path / "drawn.png") == imread(tmp_path / "saved.png")).all()
 
 
 def test_a_figure_with_a_panel_per_run_has_so_many_and_says_so(monkeypatch, comparison):
-    monkeypatch.setattr(plots, "MOST_PANELS", 2)
+    monkeypatch.setattr(canvas, "MOST_PANELS", 2)
     runs = read_runs(find_runs([comparison])[0])
     for name in ("heatmaps", "tasks", "learning"):
         figure = plots.FIGURES[name](runs)

@@ -33,9 +33,9 @@ from evergraph.experiments.comparison import (
     write_tables,
 )
 from evergraph.experiments.engines import MakeEngine, engine_for
+from evergraph.experiments.heatmaps import heatmaps
 from evergraph.experiments.method_table import MethodTable, write_method_table
 from evergraph.experiments.method_table import latex as as_latex
-from evergraph.experiments.plots import heatmaps
 from evergraph.experiments.report import write_comparison_report
 from evergraph.experiments.result_file import (
     CELLS,

@@ -20,7 +20,7 @@ from evergraph.experiments import RunSpec, make_loggers, run
 from evergraph.experiments.cells import Cell, Results, all_or_error, run_cells, write_tracebacks
 from evergraph.experiments.comparison import training_groups
 from evergraph.experiments.engines import engine_for, work_on
-from evergraph.experiments.plots import heatmaps
+from evergraph.experiments.heatmaps import heatmaps
 from evergraph.experiments.result_file import each_test_graph
 from evergraph.experiments.run_folder import check_folder, default_folder
 from evergraph.methods import METHODS, Method

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from evergraph.errors import DivergedError, EvergraphError, unknown
+from evergraph.experiments.canvas import get_ready
 from evergraph.experiments.cells import Cell, CellsFailedError, Choice, in_a_line, run_cells
 from evergraph.experiments.engines import MakeEngine, default_jobs
+from evergraph.experiments.heatmaps import heatmaps
 from evergraph.experiments.paper.field import write_field
 from evergraph.experiments.paper.figures import Lines, final_rows, study
 from evergraph.experiments.paper.protocol import Protocol
 from evergraph.experiments.paper.tables import table_rows, write_tables
-from evergraph.experiments.plots import get_ready, heatmaps
 from evergraph.experiments.provenance import describe_device, versions
 from evergraph.experiments.result_file import (
     CELLS,

@@ -20,9 +20,10 @@ from evergraph.errors import EvergraphError
 from evergraph.evaluation import mean_std
 from evergraph.experiments.comparison import settings_apart
 from evergraph.experiments.labels import flat
+from evergraph.experiments.matrices import value_limits
 from evergraph.experiments.method_table import heading, method_table
 from evergraph.experiments.metric_titles import common_metric, with_direction
-from evergraph.experiments.plots import FIGURES, draw, value_limits
+from evergraph.experiments.plots import FIGURES, draw
 from evergraph.experiments.report.answer import answers
 from evergraph.experiments.report.collect import find_runs, read_runs, summary_titles
 from evergraph.experiments.result_file import CELLS, read_results

@@ -19,8 +19,8 @@ from evergraph.errors import EvergraphError
 from evergraph.evaluation import SUMMARIES, as_array, mean_std, summarize
 from evergraph.experiments.comparison import stream_titles
 from evergraph.experiments.labels import as_text, labels
+from evergraph.experiments.matrices import anytime_curve, change_matrix, mean_matrix
 from evergraph.experiments.metric_titles import describe_metric
-from evergraph.experiments.plots import anytime_curve, change_matrix, mean_matrix
 from evergraph.experiments.report.answer import COLOURS, role_of, style_of
 from evergraph.experiments.result_file import CELLS, RESULTS, TUNING, each_test_graph, is_trial, read_results
 from evergraph.experiments.run_folder import read_result
