@@ -142,6 +142,9 @@ def test_a_graph_in_parts_on_the_command_line(tmp_path: Path, evergraph: Callabl
         )
         assert status == 0
         assert "accuracy on held-out nodes" in said
+    saved = eg.Learner.load(learner, device="cpu")
+    assert saved.records[-1]["tested"] == {saved.records[-1]["mark"]: saved.first_accuracies[-1]}
+    assert saved.records[-1]["examples"]["test"] > 0
     assert evergraph("predict", parts, "--checkpoint", learner, "--out", tmp_path / "shards", "--device", "cpu")[0] == 0
     tables = [parquet.read_table(file) for file in sorted((tmp_path / "shards").glob("*.parquet"))]
     assert [len(table) for table in tables] == [50, 50, 50]

@@ -255,18 +255,6 @@ def test_from_scratch_returns_what_cannot_be_drawn_to_its_start(name, tmp_path):
     assert not torch.equal(learner.model.module.first.lin.weight, first)
 
 
-def test_checkpoints_of_modules_without_initial_values():
-    """As 0.1 wrote them."""
-    model, old = eg.ModuleModel(Prompted()), eg.ModuleModel(Prompted())
-    for each in (model, old):
-        each.setup(5, 6)
-    start = model.module.prompt.detach().clone()
-    model.load_state_dict({key: value for key, value in old.state_dict().items() if not key.startswith("initial")})
-    assert torch.equal(model.module.prompt, old.module.prompt)
-    model.start_over()
-    assert torch.equal(model.module.prompt, start)
-
-
 def test_within_vmap_parameters_side_by_side_are_trained():
     """Where nothing requires a gradient as far as torch says; a model of which a part is frozen steps alone."""
     model, _, _ = setting()

@@ -123,8 +123,14 @@ def read_npz(
         raise EvergraphError(f"{path}: damaged or not an npz file ({first_line(error)})") from None
     if unread and named_classes:
         tell(f"{path}: not read: {', '.join(unread)}; the arrays read are {', '.join(members)}")
-    if members is PLAIN:
-        return _from_plain(parts, path, name or path.stem, undirected, numbers)
+    make = _from_plain if members is PLAIN else _from_benchmark
+    return make(parts, path, name or path.stem, undirected, numbers)
+
+
+def _from_benchmark(
+    parts: dict[str, np.ndarray], path: Path, name: str, undirected: bool | None, numbers: bool
+) -> Graph:
+    """Make a graph from arrays in the GNN-benchmark layout."""
     needed = [*ADJACENCY, *(() if "attr_matrix" in parts else ATTRIBUTES)]
     if missing := [key for key in needed if key not in parts]:
         raise EvergraphError(
@@ -141,18 +147,15 @@ def read_npz(
             f"{path}: the adjacency has {parts['adj_indptr'].size - 1} rows, the features have {x.shape[0]}; "
             "both need one row per node"
         )
-    names = _listed(parts, "class_names")
-    labels = parts.get("labels")
-    weights = parts.get("adj_data")
     return make_graph(
         x,
         edges,
-        labels,
-        edge_weight=weights,
-        class_names=None if numbers else names,
+        parts.get("labels"),
+        edge_weight=parts.get("adj_data"),
+        class_names=None if numbers else _listed(parts, "class_names"),
         undirected=undirected,
-        name=name or path.stem,
-        splits=_splits(parts, x.shape[0], name or path.stem),
+        name=name,
+        splits=_splits(parts, x.shape[0], name),
         feature_names=_listed(parts, "feature_names"),
         columns=numbers,
     )

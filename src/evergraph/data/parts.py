@@ -176,8 +176,8 @@ def part_sizes(folder: str | Path) -> list[int]:
     return [last - first for first, last in pairwise(starts)]
 
 
-def task_of_parts(graph: Graph, classes: Sequence[ClassName] | None = None, index: int = 0) -> tuple[Task, Tensor]:
-    """Return the task of a graph in parts, with this process's training and validation nodes, and its test nodes.
+def task_of_parts(graph: Graph, classes: Sequence[ClassName] | None = None, index: int = 0) -> Task:
+    """Return the task of a graph in parts, with this process's training, validation and test nodes.
 
     Args:
         graph: this process's share.
@@ -195,9 +195,9 @@ def task_of_parts(graph: Graph, classes: Sequence[ClassName] | None = None, inde
         raise EvergraphError(f"{graph.name}: no training nodes; convert it anew with some in its split")
     present = trained_classes(graph, present, sizes)
     val = val[torch.isin(graph.y[val], torch.tensor(present, dtype=torch.long))]
-    task = Task(index, present, graph, train, val, test[:0], graph.num_classes)
+    task = Task(index, present, graph, train, val, test, graph.num_classes)
     task._mark = content_hash([graph.rows.mark, present])  # the same in every process
-    return task, test
+    return task
 
 
 def _split(graph: Graph, seed: int) -> Tensor:

@@ -70,6 +70,8 @@ class Method(metaclass=Checked):
     """Whether its training data includes the task's validation examples, which then calibrate nothing."""
     ends_last: ClassVar[bool] = False
     """Whether `end_task` runs after that of all composed methods, because it reads or changes their results."""
+    learns_without_epochs: ClassVar[bool] = False
+    """Whether the method learns a task even if no epoch is trained, as a closed form does."""
     hold: ClassVar[tuple[str, ...]] = ("strength",)
     """Settings that preserve old tasks: the larger, the more so. Some selection rules order candidates by them."""
     besides: ClassVar[str] = ""

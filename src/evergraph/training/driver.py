@@ -118,7 +118,6 @@ def learn_in_folder(
     restart: bool = False,
     on_epoch: OnEpoch | None = None,
     fits: Callable[[Learner], None] = lambda begun: None,
-    on_learned: Callable[[Learner], None] = lambda learner: None,
 ) -> Learner:
     """Learn a task with the learner that lives in a folder, resuming it if it was left in the middle.
 
@@ -129,7 +128,6 @@ def learn_in_folder(
         restart: drop a task that was left in the middle.
         on_epoch: called after every epoch.
         fits: raises if a learner in the middle of the task was started with settings other than the current ones.
-        on_learned: called with the learner when the task is done, before it is saved.
     """
     look = partial(load_learner, folder, device=device)
     with taken_folder(folder, look, advice="name another with --checkpoint") as known:
@@ -144,7 +142,6 @@ def learn_in_folder(
         learner = begun or learner
         own, mark = {key: value for key, value in learner.notes.items() if key != CONTINUES}, _mark(folder)
         driver.learn(learner, task, on_epoch=on_epoch, notes=lambda: {**own, CONTINUES: mark})
-        on_learned(learner)
         driver.commit(learner, lambda: own)
     return learner
 

@@ -36,7 +36,7 @@ def learner_state(learner: Learner) -> dict[str, Any]:
         },
         "method": {**learner.method.description(), "state": learner.method.state_dict()},
         "problem": learner.problem.name,
-        "training": {**asdict(learner.training), "fan_out": learner.training.protocol()["fan_out"]},
+        "training": asdict(learner.training),
         "classes": learner.classes_,
         "num_classes": learner.num_classes,
         "num_tasks": learner.num_tasks,

@@ -77,6 +77,7 @@ class Analytic(MovingEncoder, TwoForms):
 
     name = "analytic"
     family = "closed form"
+    learns_without_epochs = True
     reference = "ridge regression by accumulated statistics (recursive least squares); see docs/analytic.md"
     access = Access(keeps=("statistics",), transductive=True)
     model = "random-features"

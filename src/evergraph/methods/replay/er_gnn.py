@@ -17,6 +17,7 @@ from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context, search_over
 from evergraph.methods.memory import ReplayMethod, Weighting
 from evergraph.methods.memory.samplers import influences, mean_distance, nearest_to_mean, strangers_within
+from evergraph.models.base import MEASURED_AT_ONCE
 
 Sampler = Literal["mean-of-feature", "coverage", "influence"]
 
@@ -76,7 +77,7 @@ class ERGNN(ReplayMethod):
         features = capable(context.model, "features")
         if features is None:
             raise EvergraphError("er-gnn: space=embeddings needs a model with a linear head; use space=features")
-        batches = context.batcher.exact().batches(nodes.to(context.device), 2048)
+        batches = context.batcher.exact().batches(nodes.to(context.device), MEASURED_AT_ONCE)
         with in_mode(context.model, training=False):
             return torch.cat([features(batch).detach() for batch in batches]).float()
 
