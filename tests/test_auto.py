@@ -394,16 +394,18 @@ def test_the_vote_is_the_head_beside_own_features_where_mixing_hides_them(
     worth = torch.zeros_like(head)
     worth[-1] = method.temperature * method._log_worth()
     assert worth.any()
-    for chosen, explained, within, beside in (
-        ("apart", 0.3, [3, 2], True),
-        ("apart", 0.3, [2, 2], False),  # mixing hides nothing of what a node says
-        ("apart", 0.2, [3, 2], False),
-        ("smooth", 0.3, [3, 2], False),  # a head that reads no own features
+    for chosen, explained, within, beside, weights in (
+        ("apart", 0.3, [3, 2], True, []),
+        ("apart", 0.3, [2, 2], False, [1, 1, 1]),  # mixing hides nothing of what a node says
+        ("apart", 0.2, [3, 2], False, [1, 1, 1]),
+        ("smooth", 0.3, [3, 2], False, [1, 1, 1]),  # a head that reads no own features
+        ("smooth", 0.7, [3, 2], False, [0.8, 0.8, 1.4]),  # own features, the last voice, explain more than half
     ):
         method.chosen_, method.blocks_, method.own_explains_ = chosen, blocks[chosen], explained
         method.own_within_ = {**method.own_within_, "smooth": within}
         voices = [method.solve(*wanted)[0] for wanted in method._voice_requests(model, ("train",))]
-        expected = head + own + 2 * worth if beside else torch.stack(voices).sum(0) + 3 * worth
+        weighted = sum(weight * voice for weight, voice in zip(weights, voices))
+        expected = head + own + 2 * worth if beside else weighted + 3 * worth
         assert torch.allclose(method._vote(model, 1.0, ("train",), head), expected)
 
 
