@@ -61,8 +61,9 @@ def matrices(folder: Path):
 
 
 def wanted_file(path: Path) -> bool:
-    """What a finished run's folder may hold; the lock may be that of a process killed after the result was written."""
-    return path.name in {"run.json", "result.json", "matrix.json", "log.csv", ".lock"} or path.name.startswith("seed-")
+    """What a finished run's folder may hold; a process killed after the result was written may leave its locks."""
+    written = {"run.json", "result.json", "matrix.json", "log.csv"}
+    return path.name in written | {".lock", ".turn"} or path.name.startswith("seed-")
 
 
 def main(root: Path, wanted: int, cases: list) -> None:

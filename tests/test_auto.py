@@ -147,18 +147,24 @@ def test_a_rotated_factor_has_the_same_sums_and_no_node() -> None:
     assert alike.max() < 0.95
 
 
-@pytest.mark.parametrize("blocks", [[0, 1], [1], [0]])
-def test_heads_from_factors_are_those_from_the_gram_matrix(blocks: list[int]) -> None:
+@pytest.mark.parametrize("room", [None, 0])
+@pytest.mark.parametrize("blocks", [[0, 1, 2], [1, 2], [1], [0], [0, 2], [2]])
+def test_heads_from_factors_are_those_from_the_gram_matrix(blocks: list[int], room: int | None) -> None:
+    """Of fewer features than rows, of more, and of both at once; whether or not there is room to keep products."""
     factor, sums, _ = factor_and_sums()
-    block_of_row = torch.tensor([0] * 10 + [1] * 19 + [-1])
-    rows = torch.nonzero(torch.isin(block_of_row, torch.tensor([*blocks, -1]))).reshape(-1)
+    block_of_row = torch.tensor([0] * 4 + [1] * 22 + [2] * 3 + [-1])
     kept = {
         "train": rotated(Factor(*(part[:7] for part in factor))),
         "val": rotated(Factor(*(part[7:] for part in factor))),
     }
-    wanted = HeadRequest([0.3, 2.0], ("train", "val"), rows)
-    for found, expected in zip(FactoredSums(kept, block_of_row).solve(wanted), solve(wanted.ridges, [sums], rows)):
-        assert torch.allclose(found, expected, atol=1e-9)
+    read = [torch.nonzero(torch.isin(block_of_row, torch.tensor([*some, -1]))).reshape(-1) for some in ([0, 1], blocks)]
+    beside, wanted = (HeadRequest([0.3, 2.0], ("train", "val"), rows) for rows in read)
+    found = FactoredSums(kept, block_of_row, room)
+    found.solve_ahead([wanted, beside], 1e-8)
+    heads, seen = found.solve(wanted), found.scores(wanted, 1e-8, "val", 2)
+    for head, scores, expected in zip(heads, seen, solve(wanted.ridges, [sums], read[1])):
+        assert torch.allclose(head, expected, atol=1e-9)
+        assert torch.allclose(scores, kept["val"].rows[-2:] @ expected, atol=1e-9)
 
 
 def test_heads_on_the_same_blocks_share_a_system_and_a_ridge_is_solved_once(
@@ -388,16 +394,18 @@ def test_the_vote_is_the_head_beside_own_features_where_mixing_hides_them(
     worth = torch.zeros_like(head)
     worth[-1] = method.temperature * method._log_worth()
     assert worth.any()
-    for chosen, explained, within, beside in (
-        ("apart", 0.3, [3, 2], True),
-        ("apart", 0.3, [2, 2], False),  # mixing hides nothing of what a node says
-        ("apart", 0.2, [3, 2], False),
-        ("smooth", 0.3, [3, 2], False),  # a head that reads no own features
+    for chosen, explained, within, beside, weights in (
+        ("apart", 0.3, [3, 2], True, []),
+        ("apart", 0.3, [2, 2], False, [1, 1, 1]),  # mixing hides nothing of what a node says
+        ("apart", 0.2, [3, 2], False, [1, 1, 1]),
+        ("smooth", 0.3, [3, 2], False, [1, 1, 1]),  # a head that reads no own features
+        ("smooth", 0.7, [3, 2], False, [0.8, 0.8, 1.4]),  # own features, the last voice, explain more than half
     ):
         method.chosen_, method.blocks_, method.own_explains_ = chosen, blocks[chosen], explained
         method.own_within_ = {**method.own_within_, "smooth": within}
         voices = [method.solve(*wanted)[0] for wanted in method._voice_requests(model, ("train",))]
-        expected = head + own + 2 * worth if beside else torch.stack(voices).sum(0) + 3 * worth
+        weighted = sum(weight * voice for weight, voice in zip(weights, voices))
+        expected = head + own + 2 * worth if beside else weighted + 3 * worth
         assert torch.allclose(method._vote(model, 1.0, ("train",), head), expected)
 
 

@@ -16,6 +16,8 @@ from evergraph.errors import EvergraphError
 from evergraph.persistence import checkpoint, files
 from evergraph.persistence.checkpoint import load_tree, remove_tree, save_tree
 from evergraph.persistence.files import only_writer, write_atomically
+from evergraph.persistence.reading import write_record
+from evergraph.training import learning
 
 TREE = {
     "text": "Ünïcode </script>",
@@ -184,7 +186,7 @@ def test_a_tensor_file_cannot_be_named_outside_the_folder(tmp_path):
     content["tensors"]["file"] = "../other/" + content["tensors"]["file"]
     (tmp_path / "c" / "tensors-0.safetensors").unlink(missing_ok=True)
     next((tmp_path / "c").glob("tensors-*")).unlink()
-    index.write_text(json.dumps({**content, "sha256": checkpoint._hash(content)}))
+    write_record(index, content)
     with pytest.raises(EvergraphError, match="missing"):
         load_tree(tmp_path / "c")
 
@@ -215,6 +217,24 @@ def test_reading_while_another_saves(tmp_path):
     finally:
         stop.set()
         writer.join()
+
+
+def test_two_saves_into_one_folder_take_turns(tmp_path, monkeypatch):
+    """The second one begins when the first has written its tensors, and not yet the index that names them."""
+    rename, others = os.replace, []
+
+    def rename_and_be_overtaken(*paths):
+        rename(*paths)
+        if not others:
+            others.append(threading.Thread(target=save_tree, args=(tmp_path, {"x": torch.ones(3)})))
+            others[0].start()
+            others[0].join(0.2)
+
+    monkeypatch.setattr(os, "replace", rename_and_be_overtaken)
+    save_tree(tmp_path, {"x": torch.zeros(3)})
+    others[0].join()
+    assert torch.equal(load_tree(tmp_path)["x"], torch.ones(3))
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_two_writers_are_kept_apart(tmp_path):
@@ -306,6 +326,23 @@ def test_float64_stays_float64(tmp_path, small_stream):
     assert same(fingerprint(learner), fingerprint(loaded))
 
 
+@pytest.mark.parametrize("tasks", [0, 1], ids=["saved before its first task", "saved after it"])
+def test_a_learner_goes_on_in_its_own_dtype(tmp_path, small_stream, tasks):
+    learner = small(dtype=torch.float64)
+    for number in range(tasks):
+        learner.learn(small_stream[number])
+    learner.save(tmp_path)
+    loaded = eg.Learner.load(tmp_path, device="cpu")
+    for one in (learner, loaded):
+        one.learn(small_stream[tasks])
+        assert {value.dtype for value in one.model.parameters()} == {torch.float64}
+    assert same(fingerprint(learner), fingerprint(loaded))
+    tree = load_tree(tmp_path)
+    del tree["dtype"]  # as in a checkpoint of an earlier version
+    save_tree(tmp_path, tree)
+    assert eg.Learner.load(tmp_path).dtype is None
+
+
 def test_an_error_early_in_a_task_leaves_the_learner_as_it_was(small_stream):
     class Failing(eg.Method):
         fail = False
@@ -394,6 +431,23 @@ def test_an_error_anywhere_in_a_task_leaves_the_learner_as_it_was(small_stream, 
     for one in (learner, unbroken):
         one.learn(small_stream[1])
     assert same(everything(learner), everything(unbroken))
+
+
+def test_an_interrupt_at_the_very_end_of_a_task_leaves_the_learner_as_it_was(small_stream, monkeypatch):
+    learner = small()
+    learner.learn(small_stream[0])
+    before, records, as_known = everything(learner), copy.deepcopy(learner.records), learning.as_known
+
+    def interrupted(*names):
+        if learner.num_tasks == 2:  # counted, and not described yet
+            raise KeyboardInterrupt
+        return as_known(*names)
+
+    monkeypatch.setattr(learning, "as_known", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(small_stream[1])
+    assert same(everything(learner), before)
+    assert same(learner.records, records)
 
 
 def test_a_task_left_in_the_middle_is_not_taken_up_with_another(tmp_path, small_stream):

@@ -20,7 +20,7 @@ import torch
 import evergraph as eg
 from evergraph.cli import common
 from evergraph.evaluation import average_forgetting, average_performance
-from evergraph.experiments.plots import heatmaps
+from evergraph.experiments.heatmaps import heatmaps
 from evergraph.methods import METHODS
 from evergraph.persistence.reading import read_record, write_record
 from forked import Forked, command_line

@@ -378,6 +378,18 @@ def test_stopped_in_the_middle_it_goes_on_or_drops_the_task(evergraph, graph_fil
     assert "1" not in Learner.load(folder).classes_
 
 
+def test_a_state_that_a_finished_task_left_behind_is_no_unfinished_task(evergraph, graph_file, tmp_path, monkeypatch):
+    graph, folder = graph_file(), tmp_path / "learner"
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(driver, "remove_tree", lambda folder: None)  # as if killed before
+        assert evergraph("learn", graph, "--checkpoint", folder, *CURVATURE)[0] == 0
+    assert (folder / "unfinished" / "learner.json").exists()
+    assert not json.loads(evergraph("info", folder, "--json")[1])["unfinished_task"]
+    assert driver.change_in_folder(folder, lambda learner: learner.num_tasks)[1] == 1
+    assert not (folder / "unfinished").exists()
+
+
 def test_after_a_model_diverged_a_lower_learning_rate_helps(evergraph, graph_file, tmp_path, monkeypatch):
     """What the error says to do works: nothing of the diverged task is gone on with."""
     monkeypatch.setattr(driver, "CHECKPOINT_SECONDS", 0.0)

@@ -22,11 +22,12 @@ from scipy import stats
 from torch_geometric.data import Data
 
 import evergraph as eg
+from evergraph import registry
 from evergraph.cli.common import look_for_results
-from evergraph.cli.tables import methods_and_streams
+from evergraph.cli.tables import comparison_table, methods_and_streams
 from evergraph.data.datasets.sbm import sbm
 from evergraph.evaluation.significance import paired_p, within_noise
-from evergraph.experiments import comparison, plots
+from evergraph.experiments import comparison, heatmaps
 from evergraph.experiments.comparison import table_rows
 from evergraph.experiments.latex import escape
 from evergraph.experiments.method_table import latex, markdown, method_table, table_as_csv
@@ -208,13 +209,19 @@ def test_the_table_of_methods_names_a_metric_other_than_accuracy(capsys: pytest.
     assert (plain.columns, markdown(plain)[:8]) == (["a", "b"], "AP. Mean")
 
 
-def test_the_table_of_rows_names_a_metric_other_than_accuracy() -> None:
+def test_the_table_of_rows_names_a_metric_other_than_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
     spent = {"seconds": 1.0, "kept_bytes": [[0]], "metrics": {key: {"values": [0.5] * 3} for key in ("ap", "af")}}
     rows = table_rows({**one, **spent} for one in [*RESULTS[1:3], *errors_of("b")])
     cells = [line.split(" | ") for line in comparison.markdown(rows).splitlines()]
     assert cells[0][4] == "metric"
     assert [row[4] for row in cells[2:]] == ["accuracy (%)"] * 2 + ["mean absolute error, lower is better"] * 2
     assert "metric" not in comparison.markdown(rows[:2])
+    for row in rows[2:]:  # as the metric's values, and not with the two places of percentages
+        row |= {key: {name: value / 100 for name, value in row[key].items()} for key in ("ap", "af")}
+    assert "| 0.00500 ± 0.00000 | 0.00500 ± 0.00000 |" in comparison.markdown(rows)
+    Console(width=200).print(comparison_table(rows))
+    assert "0.50 ± 0.00" in (shown := capsys.readouterr().out)
+    assert "0.00500 ± 0.00000" in shown
     table = list(csv.DictReader(io.StringIO(comparison.table_as_csv(rows))))
     assert [row["metric"] for row in table] == ["accuracy"] * 2 + ["mae"] * 2
 
@@ -252,8 +259,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
         panels.extend(axis for axis in figure.axes if axis.get_title())
         return path
 
-    monkeypatch.setattr(plots, "save", keep)
-    monkeypatch.setattr("evergraph.cli.compare.heatmaps", plots.heatmaps)
+    monkeypatch.setattr(heatmaps, "save", keep)
+    monkeypatch.setattr("evergraph.cli.compare.heatmaps", heatmaps.heatmaps)
     return panels
 
 
@@ -276,7 +283,7 @@ def test_heatmaps_of_several_metrics_have_a_scale_and_digits_each(drawn: list) -
     accuracies = {**result("ewc", "a", [90]), "ap": {"mean": 90}, "af": {"mean": -0.04}}
     errors = {**result("ewc", "b", [0.38]), "ap": {"mean": 0.38}, "af": {"mean": -0.03}}
     errors["protocol"] = {**errors["protocol"], "metric": "mae"}
-    plots.heatmaps([accuracies, errors], "heatmaps.png")
+    heatmaps.heatmaps([accuracies, errors], "heatmaps.png")
     assert [panel.get_title() for panel in drawn] == [
         "ewc (stream a)\nAP 90.0   AF 0.0",
         "ewc (stream b)\nAP 0.380   AF -0.030",
@@ -359,6 +366,22 @@ def test_a_dataset_whose_graph_has_changed_is_not_mixed_with_the_old_one(
     changing.write_text("3")
     assert evergraph(*words, "--methods", "finetune,ewc", "--resume")[0] == 0
     assert len({one["result"]["graph"] for one in read_results(tmp_path / "here").values()}) == 1
+
+
+def test_finished_runs_on_a_dataset_whose_graph_has_changed_are_not_shown_as_its_own(evergraph, changing: Path) -> None:
+    quick = ["--seeds", "1", *QUICK]
+    compare = ["compare", "changing", "--methods", "finetune", *quick, "--out", "here"]
+    run = ["run", "changing", "--method", "finetune", *quick, "--out", "there"]
+    for words in (compare, run):
+        assert evergraph(*words)[0] == 0
+    changing.write_text("1")
+    for words in (compare, run):
+        status, _, error = evergraph(*words, "--resume")
+        assert (status, error.count("\n")) == (2, 1)
+        assert "was run on another graph: changing has changed since; name another with --out" in error
+    changing.write_text("3")
+    for words in (compare, run):
+        assert evergraph(*words, "--resume")[0] == 0
 
 
 def test_a_search_on_a_dataset_whose_graph_has_changed_is_not_resumed(evergraph, changing: Path) -> None:
@@ -733,6 +756,23 @@ def test_a_bad_plug_in_is_one_line(evergraph, tmp_path: Path) -> None:
         assert (status, out) == (2, "")
         assert message in error
         assert error.count("\n") == 1
+
+
+def test_a_broken_plug_in_is_an_error_until_it_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from evergraph.methods import METHODS
+
+    path, content = tmp_path / "mine.py", MINE.replace("damped", "damped-late")
+    path.write_text(content + "\nraise ValueError('half-way')\n")
+    monkeypatch.setenv(registry.FILES, str(path))
+    monkeypatch.setattr(registry, "_loaded", False)
+    for _ in range(2):
+        with pytest.raises(eg.EvergraphError, match="ValueError: half-way"):
+            METHODS["ewc"]
+    path.write_text(content)
+    try:
+        assert METHODS["damped-late"].name == "damped-late"
+    finally:
+        METHODS.remove("damped-late")
 
 
 def test_the_version(evergraph) -> None:

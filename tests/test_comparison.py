@@ -13,15 +13,18 @@ import torch
 import evergraph as eg
 from evergraph.experiments import told
 from evergraph.experiments.comparison import (
+    cell_key,
     markdown,
     settings_apart,
     settings_by_method,
+    stream_titles,
     table_rows,
     training_groups,
     variations,
 )
 from evergraph.experiments.method_table import method_table
-from evergraph.experiments.result_file import each_test_graph
+from evergraph.experiments.result_file import each_test_graph, stored_keys
+from evergraph.experiments.run_folder import default_folder
 from evergraph.methods import METHODS, make_method
 
 SMALL = "sbm:nodes=120,classes=6,degree=4,features=8,signal=3"
@@ -182,6 +185,20 @@ def test_a_setting_of_all_methods_may_be_varied_for_one(call: Call) -> None:
     found = printed(call(*words, "--seeds", 1, *QUICK, "--json"))
     strengths = [(one["method"], one["hyperparameters"]["strength"]) for one in found["results"]]
     assert strengths == [("ewc", 1), ("ewc", 2), ("mas", 5)]
+
+
+def test_a_table_is_named_after_its_nodes(tmp_path: Path) -> None:
+    table, other = "/data/people.csv:edges=/data/follows.csv", "sbm:nodes=60,homophily=0.9"
+    assert stream_titles([table, other, "/data/a.npz"]) == {table: "people", other: other, "/data/a.npz": "a"}
+    same = [table, f"{table},label=role", "/data/a:b.npz"]
+    assert stream_titles(same) == {table: table, same[1]: same[1], "/data/a:b.npz": "a:b"}
+    assert default_folder(table, "ewc").name.startswith("people-ewc-")
+    axes = {"stream": [table, other], "order": ["labelled"], "method": ["ewc"]}
+    keys = [cell_key(axes, {"stream": source, "order": "labelled", "method": "ewc"}) for source in axes["stream"]]
+    assert keys == ["people/ewc", "sbm-nodes=60,homophily=0.9/ewc"]
+    spec = eg.RunSpec(source=table, method="ewc")
+    stored = {"follows.csv/ewc": {"spec": spec.as_dict()}}  # as earlier versions named it
+    assert list(stored_keys({keys[0]: spec}, stored, tmp_path)) == ["follows.csv/ewc"]
 
 
 def test_variations_are_all_ways_to_choose() -> None:

@@ -188,6 +188,23 @@ def test_synthetic_nodes_begin_at_training_nodes(start: str) -> None:
     assert [of.classes_[unit] for unit in piece.units] == names
 
 
+@every_condensing
+def test_a_class_that_keeps_all_its_nodes_keeps_them_as_they_are(name: str) -> None:
+    task = STREAM[0]
+    x, y = as_dense(propagated(task.graph, task.train, 2, torch.float32)), task.graph.y[task.train]
+    sizes = torch.bincount(y)
+    small, large = sizes.argsort()[-2:].tolist()
+    assert sizes[small] < sizes[large]
+    without_pseudo_labels = {"pseudo_label_epochs": 0} if name == "puma" else {}
+    of = learner(CONDENSING[name](per_class=int(sizes[small]), networks=2, **without_pseudo_labels))
+    of.learn(task)
+    (piece,) = of.method.pieces()
+    moved = torch.cdist(as_dense(piece.x), x, compute_mode="donot_use_mm_for_euclid_dist").min(1).values > 1e-5
+    classes = torch.tensor([task.graph.class_names.index(of.classes_[unit]) for unit in piece.units])
+    assert not moved[classes == small].any()
+    assert moved[classes == large].all()
+
+
 @pytest.mark.parametrize("kind", [eg.CaT, eg.PUMA])
 def test_cat_and_puma_train_on_the_memory_alone(kind: type[eg.CaT]) -> None:
     trained: list[eg.Task] = []
@@ -456,3 +473,15 @@ def test_synthetic_nodes_move_in_units_of_each_features_deviation(sparse: bool) 
     steps = (moved - x).abs() / scale
     assert torch.allclose(steps[steps > 1e-9], torch.full_like(steps[steps > 1e-9], 0.1), rtol=1e-3)  # Adam's first
     assert int((steps > 1e-9).sum()) > steps.numel() / 2
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_deviations_of_features_far_from_zero(sparse: bool) -> None:
+    """A year, a year that half of the nodes have, and a constant."""
+    x, units = 2000 + torch.randn(200, 3, generator=seeded()), torch.zeros(200, dtype=torch.long)
+    x[::2, 1], x[:, 2] = 0, 0.1
+    if sparse:
+        x = F.pad(x, (0, 37))
+    made = DistributionMatching(SparseMatrix.from_dense(x) if sparse else x, units, units[:1], WIDTH)
+    assert isinstance(made.real, SparseMatrix) == sparse
+    close(made.scale(), x.double().std(0, correction=0).float(), 1e-6)

@@ -561,11 +561,12 @@ from evergraph.data.datasets.sbm import sbm
 stream = eg.TaskStream(sbm(nodes=48, classes=6, degree=4, features=5, signal=3.0, seed=1), 2)
 for make in (lambda: eg.GCN(hidden=4), lambda: eg.GAT(hidden=4, heads=2), lambda: eg.GraphSAGE(hidden=4)):
     for name, kind in eg.METHODS.items():
-        model = eg.RandomFeatures(hidden=12) if kind.family == "closed form" else make()
+        solved = kind.learns_without_epochs
+        model = eg.RandomFeatures(hidden=12) if solved else make()
         model = model if kind.model in ("gcn", "random-features") else None
         if name == "twp" and isinstance(model, eg.GraphSAGE) or name == "pi-gnn" and type(model) is not eg.GCN:
             continue
-        eg.Learner(model, kind(), epochs=1, device="cpu").fit(stream)
+        eg.Learner(model, kind(), **({} if solved else {"epochs": 1}), device="cpu").fit(stream)
 """
 
 

@@ -178,7 +178,7 @@ def test_kronecker_factors_do_not_depend_on_batches_or_memory(case: str, monkeyp
 
     setting = make(case)
     want = kronecker_factors(setting.model, setting.batches, setting.problem)
-    monkeypatch.setattr(module, "NODES_AT_ONCE", 2)
+    monkeypatch.setattr(module, "SEEDS_AT_ONCE", 2)
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 3)
     got = kronecker_factors(setting.model, setting.batches, setting.problem, memory=1)
     for name, factor in want.items():

@@ -9,6 +9,7 @@ import shutil
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from evergraph.core.sparse import SparseMatrix
 from evergraph.data import DATASETS
 from evergraph.data.datasets.official import find_data_root, read_ogb_folder
 from evergraph.data.datasets.sbm import sbm
+from evergraph.data.download import record
 from graph_files import change_official, npz_bytes, npz_parts, official_graphs, ogb_bytes, skewed_graph
 
 OFFICIAL = official_graphs()
@@ -228,6 +230,29 @@ def test_arxiv_from_its_zip(publish: Publish, server: Server, tmp_path: Path) ->
     file.write_bytes(file.read_bytes() + b"\0")
     with pytest.raises(eg.EvergraphError, match="SHA-256"):
         read_official("ogbn-arxiv", tmp_path)
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-40], lambda content: content.replace(b"\x1f\x8b", b"xx")])
+def test_a_damaged_archive_without_a_known_hash_is_one_line(
+    publish: Publish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    graph = skewed_graph([12] * 3, features=4)
+    publish("ogbn-arxiv", graph, damage(ogb_bytes(graph)))
+    change_official(monkeypatch, "ogbn-arxiv", sha256="")
+    with pytest.raises(eg.EvergraphError, match=r"arxiv\.zip: what arrived cannot be unpacked \(.*\); nothing"):
+        read_official("ogbn-arxiv", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_downloads_side_by_side_are_all_listed(tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.txt" for number in range(8)]
+    for file in files:
+        file.write_text(file.name)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda file: record(tmp_path, file), files))
+    names = [file.name for file in files]
+    assert sorted(line.split()[1] for line in (tmp_path / "SHA256SUMS").read_text().splitlines()) == names
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*names, "SHA256SUMS"]  # and no lock
 
 
 def test_an_archive_cannot_write_outside(publish: Publish, tmp_path: Path) -> None:

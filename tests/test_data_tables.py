@@ -14,6 +14,7 @@ import torch
 
 import evergraph as eg
 from evergraph.data import as_graph, find_graph
+from evergraph.data.from_tables import table_files
 from evergraph.errors import EvergraphWarning
 
 PEOPLE = "id,age,height,city,role\nada,3,1.5,Rome,admin\nbob,4,1.0,Bonn,user\ncy,2,,Rome,user\ndee,3.5,2,Bonn,\n"
@@ -284,3 +285,11 @@ def test_from_a_csv_to_a_prediction_with_a_reason(evergraph, tmp_path: Path, mon
     assert "node p4: 'b' with probability" in out
     assert "green +" in out
     assert Path("why.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_files_that_a_table_is_read_from(tmp_path: Path) -> None:
+    nodes, edges = tmp_path / "people.csv", tmp_path / "follows.csv"
+    edges.touch()
+    assert table_files(f"{nodes}:edges=follows.csv,label=role") == [nodes, edges]  # beside the nodes
+    assert table_files(f"{nodes}:edges={edges}") == [nodes, edges]
+    assert table_files(f"{nodes}:edges=none") == [nodes]

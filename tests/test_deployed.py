@@ -14,12 +14,14 @@ import torch
 from torch.nn import functional as F
 
 import evergraph as eg
+from evergraph.cli.learner import card_lines
 from evergraph.core.symmetric import unpack
 from evergraph.data.datasets.sbm import sbm
 from evergraph.evaluation import METRICS
 from evergraph.problems import problem_of
 from evergraph.training.calibration import GRID, PRIOR, best_temperature, losses_at_temperatures
-from evergraph.training.evidence import strangeness
+from evergraph.training.description import describe
+from evergraph.training.evidence import AFTER, BEFORE, strangeness
 from evergraph.training.unknown import BINS, MIXTURES, Familiar, confidence, counted, familiar_of, separations
 
 
@@ -97,6 +99,18 @@ def test_validation_nodes_are_read_by_heads_that_have_not_learned_from_them(stre
     assert ours.records[0]["calibration"] == pytest.approx(blind.records[0]["calibration"])
     assert ours.records[0]["familiar"] == blind.records[0]["familiar"]
     assert not torch.equal(ours.model.head, blind.model.head)
+
+
+@pytest.mark.parametrize("name", ["analytic", "auto"])
+def test_a_composition_leaves_the_evidence_that_its_closed_form_leaves(stream: eg.TaskStream, name: str) -> None:
+    alone, composed = (eg.Learner("random-features", eg.make_method(title)) for title in (name, f"finetune+{name}"))
+    for one in (alone, composed):
+        one.fit([stream[0], stream[1]])
+    for ours, theirs in zip(composed.records, alone.records):
+        assert {key: ours.get(key) for key in BEFORE + AFTER} == {key: theirs.get(key) for key in BEFORE + AFTER}
+    assert composed.temperature == alone.temperature
+    flagged = [one.predict(stream[2].graph, unknown=0.1).unknown for one in (alone, composed)]
+    assert torch.equal(*flagged)
 
 
 def test_calibration_helps_a_network_that_is_too_sure() -> None:
@@ -190,6 +204,22 @@ def test_without_validation_nodes_nothing_is_settled(stream: eg.TaskStream) -> N
     assert learner.temperature == 1
     with pytest.raises(eg.EvergraphError, match="no task had any; learn with some held out"):
         learner.predict(stream[0].graph, unknown=0.05)
+
+
+def test_validation_nodes_that_are_trained_on_settle_nothing(stream: eg.TaskStream, tmp_path: Path) -> None:
+    """Neither in joint training, nor in a composition with it; a memory alone is not trained on them."""
+    joint = eg.Joint(learn_validation=True)
+    for method in (joint, eg.Compose(eg.EMA(), joint)):
+        learner = eg.Learner(eg.GCN(hidden=8), method, epochs=1).fit([stream[0], stream[1]])
+        assert learner.temperature == 1
+        assert not any(key in record for record in learner.records for key in BEFORE + AFTER)
+        with pytest.raises(eg.EvergraphError, match="need validation examples, and joint trains on them too"):
+            learner.predict(stream[0].graph, unknown=0.05)
+        learner.save(tmp_path)
+        assert dict(card_lines(describe(tmp_path)))["probabilities"].startswith("from outputs as they are; no valid")
+    for method in (eg.Joint(), eg.GDumb()):
+        learner = eg.Learner(eg.GCN(hidden=8), method, epochs=1).fit([stream[0]])
+        assert all(learner.records[0].get(key) for key in AFTER)
 
 
 # why

@@ -63,7 +63,7 @@ class Doomed(eg.OnlineCurvature):
 class DoomedSums(eg.Analytic):
     """Fails at the end of the second task, or at the second part that a process predicts."""
     name = "doomed-sums"
-    parts = 0
+    predicted = 0
 
     def end_task(self, context):
         super().end_task(context)
@@ -71,8 +71,8 @@ class DoomedSums(eg.Analytic):
             doom()
 
     def predict(self, view):
-        self.parts += "predict" in sys.argv
-        if self.parts == 2:
+        self.predicted += "predict" in sys.argv
+        if self.predicted == 2:
             doom()
         return super().predict(view)
 '''
@@ -142,6 +142,9 @@ def test_a_graph_in_parts_on_the_command_line(tmp_path: Path, evergraph: Callabl
         )
         assert status == 0
         assert "accuracy on held-out nodes" in said
+    saved = eg.Learner.load(learner, device="cpu")
+    assert saved.records[-1]["tested"] == {saved.records[-1]["mark"]: saved.first_accuracies[-1]}
+    assert saved.records[-1]["examples"]["test"] > 0
     assert evergraph("predict", parts, "--checkpoint", learner, "--out", tmp_path / "shards", "--device", "cpu")[0] == 0
     tables = [parquet.read_table(file) for file in sorted((tmp_path / "shards").glob("*.parquet"))]
     assert [len(table) for table in tables] == [50, 50, 50]
@@ -234,8 +237,8 @@ def test_a_run_that_fails_is_one_line_and_resumes_to_the_same_bits(tmp_path: Pat
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The files of a folder; a killed process leaves its lock, which nobody holds any more."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    """The files of a folder; a killed process leaves its locks, which nobody holds any more."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in {".lock", ".turn"})
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

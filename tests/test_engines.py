@@ -25,6 +25,7 @@ from evergraph import program
 from evergraph.core import fork_server
 from evergraph.experiments.cells import Cell, CellsFailedError, run_cells
 from evergraph.experiments.engines import Engine, MakeEngine, ProcessEngine, RayEngine, Work, engine_for, processes
+from evergraph.experiments.engines.preloaded import LATER
 from evergraph.experiments.run import RunSpec
 from evergraph.experiments.selection.side_by_side import search_side_by_side
 from evergraph.training import Training
@@ -238,6 +239,13 @@ def test_processes_are_forked_from_a_server_and_have_what_their_parent_has_now(
     with processes._one_process() as pool:
         assert pool.submit(seen_from_within).result(120) == ("somewhere", str(tmp_path), 1, True, True)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_every_kernel_that_is_imported_later_is_imported_beforehand() -> None:
+    package = Path(eg.__file__).parent
+    paths = (path.relative_to(package).with_suffix("") for path in package.rglob("*_kernel.py"))
+    names = {".".join(("evergraph", *path.parts)) for path in paths}
+    assert names <= set(LATER)
 
 
 def test_where_no_server_can_be_started_processes_are_new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:

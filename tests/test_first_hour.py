@@ -166,7 +166,7 @@ def test_the_command_line_says_which_classes_are_not_tested(evergraph, tmp_path:
 
 
 def test_learning_the_same_file_twice_is_noticed(evergraph, tmp_path: Path, learner: eg.Learner) -> None:
-    with pytest.warns(eg.EvergraphWarning, match="learned already, as task 0"):
+    with pytest.warns(eg.EvergraphWarning, match="learned already, as task 1"):
         learner.learn(month(0, 2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

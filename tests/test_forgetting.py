@@ -258,11 +258,20 @@ def test_corrected_labels(stream: eg.TaskStream) -> None:
 
 def test_a_failure_leaves_the_learner_as_it_was(stream: eg.TaskStream, monkeypatch: pytest.MonkeyPatch) -> None:
     learner, untouched = make().fit(stream), make().fit(stream)
-    monkeypatch.setattr("evergraph.training.forgetting.learn", lambda *words: 1 / 0)
+    numbers, names = learner.generator.get_state(), learner.feature_names
+
+    def fail(learner: eg.Learner, *words: object) -> None:
+        learner.feature_names = ["another"] * stream.graph.num_features
+        torch.rand(1, generator=learner.generator)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("evergraph.training.forgetting.learn", fail)
     with pytest.raises(ZeroDivisionError):
         learner.forget(stream[0].train[:3], stream)
     monkeypatch.undo()
     assert_same(learner, untouched)
+    assert torch.equal(learner.generator.get_state(), numbers)
+    assert learner.feature_names == names
     learner.forget(stream[0].train[:3], stream)
 
 
@@ -273,6 +282,8 @@ def test_a_failure_leaves_the_learner_as_it_was(stream: eg.TaskStream, monkeypat
         (lambda made, tasks: made.forget(data=tasks[0]), "say what to forget"),
         (lambda made, tasks: made.forget([1], tasks[0], classes=[0]), "say what to forget"),
         (lambda made, tasks: made.forget([999], tasks[0]), "one asked for is outside"),
+        (lambda made, tasks: made.forget([1], tasks[0], keep_in_graph="no"), "keep_in_graph='no' must be true"),
+        (lambda made, tasks: made.forget(classes=3.5, data=tasks[0]), r"classes=3\.5 must be"),
         (lambda made, tasks: made.forget(classes=["cat"], data=tasks[0]), "knows no class 'cat'"),
         (lambda made, tasks: made.forget([1], tasks.graph), "is not data that this learner learned from"),
         (lambda made, tasks: made.forget(classes=[0, 2], data=tasks[0]), "was learned in task 2 too"),
@@ -403,7 +414,7 @@ def test_what_was_forgotten_does_not_come_back_by_learning_the_same_data(evergra
     assert (status, out) == (0, "")
     assert "was learned already, as task 1 (nodes forgotten since: 2); --again learns it again" in error
     assert torch.equal(eg.Learner.load(kept).logits(month), before)
-    with pytest.warns(eg.EvergraphWarning, match=r"learned already, as task 0.*including nodes forgotten since \(2\)"):
+    with pytest.warns(eg.EvergraphWarning, match=r"learned already, as task 1.*including nodes forgotten since \(2\)"):
         eg.Learner.load(kept).learn(month)
     assert evergraph("learn", month, *words, "--again")[0] == 0
     assert eg.Learner.load(kept).num_tasks == 2
@@ -422,7 +433,7 @@ def test_a_graph_that_was_learned_in_pieces_is_not_learned_again_as_a_whole(ever
     assert "was learned already, in task 1 and 2; --again learns it again; nothing was done" in error
     learner = eg.Learner.load(month.parent / "kept")
     assert learner.num_tasks == 2
-    with pytest.warns(eg.EvergraphWarning, match=f"{every} of {every} training nodes were learned already, in task 0 "):
+    with pytest.warns(eg.EvergraphWarning, match=f"{every} of {every} training nodes were learned already, in task 1 "):
         learner.learn(month)
     assert evergraph(*words, "--all-nodes")[0] == 2  # the same nodes among others
     assert evergraph(*words, "--again")[0] == 0

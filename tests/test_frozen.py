@@ -15,9 +15,11 @@ from torch_geometric.nn import GCNConv
 import evergraph as eg
 from brute_force import close
 from evergraph.core.params import all_trained, named_params, trained_params
+from evergraph.core.sparse import SparseMatrix
 from evergraph.curvature import dense_fisher, fisher_diagonal, forward, jacobian, kronecker_factors
 from evergraph.data.datasets.sbm import sbm
 from evergraph.methods import METHODS
+from evergraph.methods.online_curvature.factored_gradients import SEEDS
 from evergraph.problems import Classification
 from evergraph.training.stacked import with_parameters
 
@@ -110,14 +112,19 @@ def test_readings_of_twp_that_see_frozen_parameters_alone(reading):
     assert learner.method.methods[1].importance_.keys() == {"weights.1"}
 
 
-def test_sparse_inputs_of_the_queue(small_stream):
-    """Where gradients are kept as factors; with a frozen layer they are written out."""
-    for frozen in ((), (1,)):
-        learner = eg.Learner(
-            eg.GCN(hidden=5), eg.Compose(Freezing(frozen), eg.QueueCurvature(queue_size=3)), **SETTINGS
-        )
-        for task in list(small_stream)[:2]:
-            learner.learn(task)
+@pytest.mark.parametrize("frozen", [(), (1,)], ids=["all trained", "frozen"])
+def test_sparse_inputs_of_the_queue(frozen):
+    """Gradients are kept as factors; with a frozen layer those of the others are written out."""
+    stream = eg.TaskStream(GRAPH.altered(x=SparseMatrix.from_dense(GRAPH.x)), 2)
+    model, queue = eg.GCN(hidden=5, propagate_inputs=False), eg.QueueCurvature(queue_size=3)
+    learner = eg.Learner(model, eg.Compose(Freezing(frozen), queue), **SETTINGS)
+    learner.learn(stream[0])
+    before, kept = eg.copy_params(model), []
+    learner.learn(stream[1], lambda progress, epochs: kept.append(set(queue.queue_)))
+    assert [SEEDS in names for names in kept] == [not frozen] * 2
+    assert [names == {"weights.1"} for names in kept] == [bool(frozen)] * 2
+    assert torch.equal(model.weights[0], before["weights.0"]) == bool(frozen)
+    assert not torch.equal(model.weights[1][:, :2], before["weights.1"][:, :2])
 
 
 def setting() -> tuple[eg.GCN, eg.Batch, Classification]:
@@ -246,18 +253,6 @@ def test_from_scratch_returns_what_cannot_be_drawn_to_its_start(name, tmp_path):
     assert torch.equal(net.prompt, start)
     assert float(net.steps) == 0
     assert not torch.equal(learner.model.module.first.lin.weight, first)
-
-
-def test_checkpoints_of_modules_without_initial_values():
-    """As 0.1 wrote them."""
-    model, old = eg.ModuleModel(Prompted()), eg.ModuleModel(Prompted())
-    for each in (model, old):
-        each.setup(5, 6)
-    start = model.module.prompt.detach().clone()
-    model.load_state_dict({key: value for key, value in old.state_dict().items() if not key.startswith("initial")})
-    assert torch.equal(model.module.prompt, old.module.prompt)
-    model.start_over()
-    assert torch.equal(model.module.prompt, start)
 
 
 def test_within_vmap_parameters_side_by_side_are_trained():

@@ -425,6 +425,15 @@ def test_a_setting_reaches_the_part_of_a_composed_method(evergraph, place):
     assert found["1.ewc"]["strength"] == 5
 
 
+@pytest.fixture
+def mine():
+    """A closed form of another family."""
+    eg.METHODS.register(type("Mine", (eg.Analytic,), {"name": "mine", "family": "my own"}))
+    yield
+    eg.METHODS.remove("mine")
+
+
+@pytest.mark.usefixtures("mine")
 def test_training_settings_of_a_closed_form_are_not_ignored_without_a_word(evergraph, place):
     words = ["sbm:nodes=60,classes=4", "--model-set", "hidden=8", "--device", "cpu"]
     given, note = ["--lr", "0.1", "--batch-size", "4"], "note: --lr, --batch-size: no effect; auto learned in"
@@ -433,6 +442,9 @@ def test_training_settings_of_a_closed_form_are_not_ignored_without_a_word(everg
         status, _, said = evergraph(command, *words, *rest, *given)
         assert (status, said.startswith(note), said.count("\n")) == (0, True, 1), said
     assert evergraph("run", *words, "--out", "silent")[::2] == (0, "")
+    for name in ("mine", "mine+ema"):  # whatever family a method says that it is of
+        status, _, said = evergraph("run", *words, *given, "--method", name, "--out", name)
+        assert (status, said.startswith(f"note: --lr, --batch-size: no effect; {name} learned in")) == (0, True), said
     words[1:3] = ["--epochs", "1", "--hidden", "8"]
     status, _, said = evergraph("compare", *words, "--methods", "auto,ewc", "--seeds", "1", "--out", "both")
     assert (status, said) == (0, "")  # the network does use them

@@ -1,6 +1,7 @@
 """Loggers: real TensorBoard event files, a real MLflow SQLite store, and W&B's calls on a stand-in."""
 
 import json
+import math
 import sys
 import types
 
@@ -286,3 +287,15 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     assert stop.value.code == 2
     assert "unknown logger 'paper'" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
+
+
+def test_numbers_after_a_task_are_those_of_the_results() -> None:
+    """Also for errors, whose growth is forgetting, and where a task was not measured right after it was learned."""
+    told: list[dict[str, float]] = []
+    logger = type("Told", (Logger,), {"task": lambda self, seed, task, values: told.append(values)})()
+    logging = Logging([logger])
+    logging.task(0, [[0.2, None, None], [0.5, 0.3, None]], higher_is_better=False)
+    logging.task(0, [[None, None], [50.0, 30.0]], higher_is_better=True)
+    assert told[0] == pytest.approx({"ap": 0.4, "af": -0.3, "accuracy/task-1": 0.5, "accuracy/task-2": 0.3})
+    assert told[1]["ap"] == 40
+    assert math.isnan(told[1]["af"])

@@ -1,15 +1,17 @@
 """The paper's method: the gradient of one backward pass against the regularizer written out, and its readings."""
 
+import copy
 import dataclasses
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
 from sklearn.cluster import KMeans
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
 import evergraph as eg
@@ -26,9 +28,10 @@ from brute_force import (
     step_gradient,
     tiny_graph,
 )
+from evergraph.core.params import copy_params
 from evergraph.core.shortcuts import fast_paths
 from evergraph.core.sparse import Features, SparseMatrix, as_dense
-from evergraph.curvature import pick_labels
+from evergraph.curvature import forward, pick_labels
 from evergraph.data.graph import Graph, make_graph
 from evergraph.methods import (
     EMA,
@@ -417,6 +420,61 @@ def test_stand_ins_do_not_move_running_statistics(small_stream: eg.TaskStream) -
     for name, value in found["batch"].items():
         for nodes in ("means", "prototypes"):
             assert torch.allclose(found[nodes][name], value, atol=1e-5), name
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        InterpolatedCurvature(strength=1e-30),
+        Compose(BatchCurvature(strength=1e-30), BatchCurvature(strength=1e-30)),
+    ],
+    ids=["between the anchors", "two directions"],
+)
+def test_passes_for_the_curvature_do_not_move_running_statistics(
+    small_stream: eg.TaskStream, method: eg.Method
+) -> None:
+    found = []
+    for each in ("finetune", method):
+        torch.manual_seed(0)
+        module = pyg.GCN(small_stream.num_features, 8, 2, 12, norm="batch_norm")
+        given = {"epochs": 2, "batch_size": 16, "reduction": "mean", "weight_decay": 0.0, "device": "cpu"}
+        learner = eg.Learner(module, each, label_scope="current", **given)
+        for task in list(small_stream)[:3]:
+            learner.learn(task)
+        found.append(dict(learner.model.named_buffers()))
+    assert any("num_batches_tracked" in name for name in found[0])
+    for name, value in found[0].items():
+        assert torch.equal(found[1][name], value), name
+
+
+class NoForwardMode(torch.autograd.Function):
+    """The identity, without forward-mode AD."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def test_a_pass_that_falls_back_on_reverse_mode_counts_once() -> None:
+    class Net(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[2](NoForwardMode.apply(self[1](self[0](x))))
+
+    torch.manual_seed(0)
+    model, x = Net(nn.BatchNorm1d(4), nn.Linear(4, 3), nn.BatchNorm1d(3)), torch.randn(8, 4)
+    want = copy.deepcopy(model)
+    for _ in range(2):
+        want(x)
+    earlier, _ = forward(model, x, [])
+    _, tangents = forward(model, x, [copy_params(model)] * 2)
+    assert torch.equal(*tangents)
+    for (name, value), other in zip(want.named_buffers(), model.buffers()):
+        assert torch.allclose(other, value), name
+    earlier.sum().backward()  # what it saved is as it was, although the buffers have changed
 
 
 # the Fisher matrix at prototypes

@@ -146,7 +146,11 @@ def test_a_mean_over_epochs_leaves_pretraining_out() -> None:
 def test_hpn_takes_plain_descent(name: str) -> None:
     learner = eg.Learner(method=name, **{**SETTINGS, "optimizer": "sgd", "lr": 0.001})
     for task in STREAM:
-        learner.learn(task)
+        seen: list[dict[str, Tensor]] = []
+        learner.learn(task, lambda progress, epochs, seen=seen: seen.append(eg.copy_params(learner.model)))
+        still = {name for name, value in seen[0].items() if torch.equal(value, seen[-1][name])}
+        assert still == {"own", "around"}  # the extractors
+        assert all(value.isfinite().all() for value in seen[-1].values())
 
 
 def test_pi_gnn_corrects_and_rehearses_old_classes_whatever_the_label_scope() -> None:

@@ -106,6 +106,15 @@ def test_parameters_without_importance_stay_free() -> None:
     assert merged.value({"a": torch.tensor([100.0, 1.0])}) == 0.0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_anchor_of_a_parameter_that_matters_to_one_task_is_that_tasks_own(dtype: torch.dtype) -> None:
+    first, second = (0.1 * torch.randn(2, 501, generator=seeded(seed), dtype=dtype) for seed in (1, 2))
+    merged, matters = EWC(1.0), torch.tensor([[1.0], [0.0]], dtype=dtype).expand(2, 501)
+    merged.merge({"a": matters}, {"a": first})
+    merged.merge({"a": 1 - matters}, {"a": second})
+    assert torch.equal(merged.anchor_["a"], torch.stack([first[0], second[1]]))
+
+
 @pytest.mark.parametrize("decay", [1.0, 0.95])
 def test_online_ewc_keeps_a_decaying_sum_of_ewcs_fishers(decay: float) -> None:
     setting = make("gcn")

@@ -315,6 +315,13 @@ def test_coverage_counts_strangers() -> None:
     assert len(set(naive)) > 2
 
 
+def test_coverage_measures_distances_far_from_zero() -> None:
+    x, others = (1000 + 0.1 * torch.randn(60, 8, generator=seeded(seed)) for seed in (1, 2))
+    distances = (x.double().unsqueeze(1) - others.double()).norm(dim=2)
+    radius = float(distances.median())
+    assert strangers_within(x, others, radius).tolist() == (distances < radius).sum(1).tolist()
+
+
 @pytest.mark.parametrize("space", ["features", "embeddings"])
 @pytest.mark.parametrize("sampler", ["mean-of-feature", "coverage", "influence"])
 def test_er_gnn_chooses_within_each_class_of_the_whole_task(sampler: str, space: str) -> None:

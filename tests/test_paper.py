@@ -191,6 +191,24 @@ def test_corafull_and_arxiv_end_to_end(official: Path, tmp_path: Path) -> None:
             assert {**entries[f"paper/{dataset}/ours"]["result"], "run_dir": result["run_dir"]} == result
 
 
+def test_a_row_of_one_protocol_runs_nothing_of_the_other(
+    official: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, object] = {}
+    monkeypatch.setattr(
+        "evergraph.experiments.paper.experiment.run_cells",
+        lambda cells, out, choices, **_: asked.update(cells=cells, choices=choices) or {},
+    )
+    assert "si" not in Protocol.load("paper", "corafull", seeds=1).rows()
+    summary = run_paper(
+        datasets=("corafull",), protocols=BOTH, seeds=1, rows=["si"], data_root=official, jobs=1, out=tmp_path / "out"
+    )
+    assert [table["protocol"] for table in summary["tables"]] == ["best"]
+    assert asked["cells"] == []
+    assert {trial.spec.method for choice in asked["choices"] for trial in choice.trials} == {"si"}
+    assert Protocol.load("paper", "corafull", seeds=1).rows([]) == {}
+
+
 @pytest.mark.usefixtures("without_pictures")
 def test_cells_in_the_results_file_are_not_run_again(
     official: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -311,6 +329,16 @@ def test_two_pairs_say_nothing_about_chance() -> None:
     table = markdown_with_differences(with_differences(rows))
     assert "| first | 90.00 | 0.00 | 87.50 ± 3.54 | best |" in table
     assert "| second | 88.00 | 0.00 | 85.45 ± 3.61 | −2.05 |" in table
+
+
+def test_what_a_row_keeps_is_said_as_in_other_tables() -> None:
+    """A method that keeps something and declares nothing does not keep nothing."""
+    rows = [row("silent", [[90.0]]), row("uncounted", [[80.0]])]
+    rows[0]["result"]["kept_bytes"] = [[64], [4096]]
+    rows[1]["result"]["kept_bytes"] = []
+    table = markdown_with_differences(with_differences(rows))
+    assert "| undeclared | 4,096 |" in table
+    assert "| nothing | not measured here |" in table
 
 
 def test_bold_and_gaps_follow_paired_tests() -> None:

@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -335,6 +336,24 @@ def test_learn_and_predict_on_the_command_line(evergraph, tmp_path: Path) -> Non
     assert len(out.splitlines()) == 61
 
 
+@pytest.mark.parametrize("when", ["before", "while", "in a stream"])
+def test_a_learn_that_fails_leaves_the_problem_open(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """A learner that could not learn graphs goes on to learn nodes."""
+    made, stream = eg.Learner(), STREAMS["graph-classification"]()
+    before = {name: getattr(made, name) for name in ("problem", "method", "model", "training", "problem_is_open")}
+    with monkeypatch.context() as patch:
+        if when == "before":
+            with pytest.raises(eg.EvergraphError, match="no training graphs"):
+                made.learn(replace(stream[0], train=stream[0].train[:0]))
+        else:
+            patch.setattr(eg.Analytic, "end_task", lambda self, context: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                made.learn(stream[0]) if when == "while" else made.fit(stream)
+    assert all(getattr(made, name) is value for name, value in before.items())
+    made.learn(STREAMS["node-classification"]()[0])
+    assert made.problem.level == "node"
+
+
 def test_the_closed_form_on_graphs_is_the_joint_solution() -> None:
     """Task after task, and all graphs at once: one head. With `balance=0` and a fixed ridge, to float64's precision."""
     data = make_data("graph-classification", 60)
@@ -501,6 +520,19 @@ def test_graphs_take_fewer_random_features_than_nodes_unless_told(tmp_path: Path
         loaded = eg.Learner.load(tmp_path / str(given), device="cpu")
         assert torch.equal(one.logits(data), loaded.logits(data))
     assert widths == {None: 1280, 40: 40}
+
+
+@pytest.mark.parametrize("kind", [eg.RandomFeatures, eg.MixedFeatures])
+def test_a_number_of_random_features_that_is_the_default_of_nodes_counts_as_given(kind: type, tmp_path: Path) -> None:
+    own = kind().default_hidden
+    for given, width in ((None, 1280), (own, own)):
+        eg.Learner(kind(hidden=given), "analytic").save(tmp_path / str(given))
+        model = eg.Pooled(eg.Learner.load(tmp_path / str(given)).model)  # not set up yet
+        model.setup(3, 2)
+        assert model.hyperparameters()["hidden"] == width
+    plain = kind()
+    plain.setup(3, 2)
+    assert plain.hyperparameters()["hidden"] == own
 
 
 def test_tables_name_metric_and_attribute_and_nothing_given_is_ignored(evergraph, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

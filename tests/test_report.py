@@ -16,7 +16,7 @@ import pytest
 from browser import chromium, look
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS, SUMMARIES, Metric, Summary, average_forgetting, average_performance, mean_std
-from evergraph.experiments import RunSpec, plots, report
+from evergraph.experiments import RunSpec, canvas, plots, report
 from evergraph.experiments.report import payload, render, write_report
 from evergraph.experiments.report.collect import find_runs, read_runs
 from evergraph.experiments.result_file import CELLS, RESULTS, write_results
@@ -271,6 +271,7 @@ def test_the_metric_and_its_scale(tmp_path, error_metric):
     mixed = payload([*accuracies, *errors])
     assert (mixed["metric"]["title"], mixed["metric"]["higher_is_better"]) == ("metric", None)
     assert "protocol.metric" in mixed["unlike"]
+    assert [run["scale"] for run in mixed["runs"]] == [(0, 100), (0.25, 1.5)]
 
 
 class Scripts(HTMLParser):
@@ -691,6 +692,20 @@ def test_another_metric_labels_axes_and_heatmaps(visit, tmp_path, error_metric):
     assert browser.find_element("css selector", ".best").text.endswith("0.50")
 
 
+def test_heatmaps_of_each_metric_have_their_own_scale(visit, tmp_path, error_metric):
+    write_run(tmp_path / "a", "ewc", MATRICES["joint"], stream="a", log=False)
+    errors = {"stream": "b", "protocol": {"metric": "error"}, "log": False}
+    write_run(tmp_path / "b", "ewc", [[[0.5, None], [1.5, 0.25]]], **errors)
+    browser = visit(tmp_path)
+    scale = browser.find_element("id", "scale").text
+    assert " ".join(scale.split()) == "accuracy: 0 % 100 % squared error: 0.25 1.50"
+    own = "#heatmap-panels figure[data-run='1'] .cell"
+    cells = [browser.find_element("css selector", f"{own}[data-row='1'][data-column='{i}']") for i in (0, 1)]
+    assert [cell.get_attribute("fill") for cell in cells] == ["rgb(254,232,56)", "rgb(0,34,78)"]  # both ends
+    assert labels(browser, f"{own}[data-row='1'][data-column='1']")[0].endswith(", 0.25, just learned")
+    assert [row["AP"].split()[0] for row in table(browser).values()][-1] == "0.88"
+
+
 def test_the_page_names_the_metric_of_methods_and_streams(visit, tmp_path, error_metric):
     for stream in ("a", "b"):
         errors = {"stream": stream, "protocol": {"metric": "error"}, "log": False}
@@ -878,13 +893,13 @@ def test_a_picture_that_is_drawn_once_is_the_one_that_matplotlib_saves(compariso
 
     runs = read_runs(find_runs([comparison])[0])
     for name in ("heatmaps", "anytime"):
-        plots.FIGURES[name](runs).savefig(tmp_path / "saved.png", dpi=plots.DPI)
-        plots.save(plots.FIGURES[name](runs), tmp_path / "drawn.png")
+        plots.FIGURES[name](runs).savefig(tmp_path / "saved.png", dpi=canvas.DPI)
+        canvas.save(plots.FIGURES[name](runs), tmp_path / "drawn.png")
         assert (imread(tmp_path / "drawn.png") == imread(tmp_path / "saved.png")).all()
 
 
 def test_a_figure_with_a_panel_per_run_has_so_many_and_says_so(monkeypatch, comparison):
-    monkeypatch.setattr(plots, "MOST_PANELS", 2)
+    monkeypatch.setattr(canvas, "MOST_PANELS", 2)
     runs = read_runs(find_runs([comparison])[0])
     for name in ("heatmaps", "tasks", "learning"):
         figure = plots.FIGURES[name](runs)

@@ -89,7 +89,7 @@ def test_evaluation() -> None:
 
 
 def test_errors_are_printed_with_as_many_places_as_their_size_takes() -> None:
-    error = {"higher_is_better": False, "in_percent": False}
+    error = {"higher_is_better": False, "unit": ""}
     found = Evaluation([0.42, 0.38], [0.38, None], ["a", "b"], **error)
     first, second, means = (line.split() for line in str(found).splitlines()[1:])
     assert first == ["0", "0.420", "0.380", "a"]

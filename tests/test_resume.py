@@ -15,6 +15,7 @@ from evergraph.data.datasets.sbm import sbm
 from evergraph.errors import EvergraphError
 from evergraph.experiments.run import run
 from evergraph.experiments.run_folder import read_result
+from evergraph.experiments.seed_run import SeedRun
 from evergraph.experiments.specification import RunSpec
 from evergraph.methods import make_method, preferred_model
 from evergraph.models import MODELS, make_model
@@ -110,6 +111,14 @@ def spec(**changes):
     settings = {"epochs": 2, "batch_size": 32, **changes.pop("training", {})}
     given = {"method": "curvature", "model_settings": {"hidden": 8}, "training": Training(**settings), **changes}
     return RunSpec(source=STREAM, device="cpu", **given)
+
+
+@pytest.mark.parametrize("pieces", [0, 16])
+def test_no_task_is_built_again_to_count_what_was_learned(tmp_path, monkeypatch, pieces):
+    arrivals, built = SeedRun._arrivals, []
+    monkeypatch.setattr(SeedRun, "_arrivals", lambda self, index: built.append(index) or arrivals(self, index))
+    run(spec(method="finetune", pieces=pieces, training={"epochs": 1}), tmp_path)
+    assert built == [0, 1]
 
 
 class Killed(BaseException):

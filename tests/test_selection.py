@@ -1,5 +1,6 @@
 """Selection: what each rule looks at and chooses, who proposes, and that a stopped search goes on."""
 
+import io
 import json
 import math
 import os
@@ -14,8 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
+from rich.table import Table
 
 import evergraph as eg
+from evergraph.cli.tune import _trials_table
 from evergraph.core.sparse import as_dense
 from evergraph.data.class_parts import parts_of_classes
 from evergraph.experiments.result_file import CELLS, read_results
@@ -365,6 +369,27 @@ def test_a_score_that_is_no_number_is_never_the_best() -> None:
     for rule in (FirstTasks(), FirstTasks(standard_errors=1.0)):
         assert rule.choose(space, trials).key == trials[1].key
     assert FirstTasks(3).tasks == 3
+
+
+def printed(table: Table) -> list[list[str]]:
+    """The cells of a table's rows, heading first."""
+    console = Console(width=120, file=io.StringIO())
+    console.print(table)
+    lines = console.file.getvalue().replace("┃", "│").splitlines()
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
+
+
+def test_the_table_of_trials_has_errors_as_they_are_and_diverged_trials_last() -> None:
+    rows = [{"trial": str(n), "score": score} for n, score in enumerate((None, -2.5, -0.004, float("nan")))]
+    rows = [{**row, "settings": {}, "training": {"lr": 0.01}, "model_settings": {}} for row in rows]
+    found = {"stream": "a", "method": "ewc", "rule": "r", "about": "", "trials": rows, "best": rows[2]}
+    space = Space({"lr": Range(0.001, 0.1, log=True)}, {"lr": "training"})
+    head, *body = printed(_trials_table({**found, "metric": "mae"}, space))
+    assert head[-1] == "score: −mean absolute error"
+    assert [(row[0], row[1], row[-1]) for row in body[:2]] == [("→", "2", "-0.00400"), ("", "1", "-2.50")]
+    assert {(row[1], row[-1]) for row in body[2:]} == {("0", "diverged"), ("3", "nan")}
+    head, first, *_ = printed(_trials_table({**found, "metric": "accuracy"}, space))
+    assert (head[-1], first[-1]) == ("score (%)", "-0.00")
 
 
 def test_a_listed_hold_grows_in_whatever_order_it_is_listed() -> None:

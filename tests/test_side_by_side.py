@@ -530,6 +530,24 @@ def test_stopping_stops_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(ended) == [0, 1, 2]
 
 
+def test_a_job_that_ends_the_process_stops_all_of_them() -> None:
+    """An error is the outcome of its job; this is the caller's."""
+    ended: list[int] = []
+
+    def member(number: int) -> None:
+        try:
+            for _ in range(1 if number == 1 else 1000):
+                give_way()
+        finally:
+            ended.append(number)
+        sys.exit(3)
+
+    with pytest.raises(SystemExit) as found:
+        side_by_side([partial(member, number) for number in range(3)], CPU, taking_turns=True)
+    assert found.value.code == 3
+    assert sorted(ended) == [0, 1, 2]
+
+
 def spec(**more: Any) -> RunSpec:
     return RunSpec(
         "sbm",

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from evergraph.evaluation import paired_difference
+from evergraph.evaluation.significance import LEVEL
 
 
 def test_it_is_students_t_of_the_differences() -> None:
@@ -24,13 +25,18 @@ def test_it_is_students_t_of_the_differences() -> None:
 def test_pairs_count_and_not_the_spread_over_seeds() -> None:
     """Seeds differ by ten points, the methods by one in every run: clear as a pair, hidden without pairing."""
     first, second = [91.0, 81.1, 71.0, 61.1], [90.0, 80.0, 70.0, 60.0]
-    assert paired_difference(first, second).is_significant
-    assert not paired_difference(first, [60.0, 70.0, 80.0, 90.0]).is_significant
+    assert paired_difference(first, second).chance < LEVEL
+    assert paired_difference(first, [60.0, 70.0, 80.0, 90.0]).chance > LEVEL
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "significant"),
-    [([1.0], [0.0], False), ([1.0, 1.0], [1.0, 1.0], False), ([2.0, 2.0], [1.0, 1.0], True)],
+    ("first", "second", "chance"),
+    [
+        ([1.0], [0.0], None),
+        ([99.0, 99.0], [13.0, 13.0], None),
+        ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], 1.0),
+        ([2.0, 2.0, 2.0], [1.0, 1.0, 1.0], 0.0),
+    ],
 )
-def test_too_few_runs_and_runs_without_spread(first: list[float], second: list[float], significant: bool) -> None:
-    assert paired_difference(first, second).is_significant is significant
+def test_too_few_runs_and_runs_without_spread(first: list[float], second: list[float], chance: float | None) -> None:
+    assert paired_difference(first, second).chance == chance

@@ -121,7 +121,7 @@ def test_a_penalty_that_blows_up_stops_too(small_stream: eg.TaskStream) -> None:
 def test_a_ridge_too_small_for_the_features_is_named() -> None:
     learner = eg.Learner(eg.RandomFeatures(hidden=400), eg.Analytic(ridge=1e-20), device="cpu")
     with pytest.raises(eg.EvergraphError, match="ridge=1e-20 is too small"):
-        learner.fit(eg.stream("sbm:nodes=120,classes=4,degree=6,features=16", classes_per_task=2))
+        learner.fit(eg.stream("sbm:nodes=400,classes=4,degree=6,features=16", classes_per_task=2))
 
 
 def in_two_parts(graph: eg.Graph, method: eg.Method) -> tuple[eg.Learner, eg.Learner, eg.Task]:

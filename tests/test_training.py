@@ -563,6 +563,10 @@ def test_class_balanced_accuracy(small_graph: eg.Graph) -> None:
     means = [float((predicted[truth == c] == c).double().mean()) for c in truth.unique().tolist()]
     assert made.evaluate(stream, balanced=True).ap == pytest.approx(100 * sum(means) / len(means))
     assert made.evaluate(stream, balanced=True).ap != pytest.approx(made.evaluate(stream).ap)
+    named = made.evaluate(stream, balanced=True, metric="balanced-accuracy")
+    assert named.ap == made.evaluate(stream, balanced=True).ap
+    with pytest.raises(eg.EvergraphError, match="balanced=True is short for balanced-accuracy, not accuracy"):
+        made.evaluate(stream, balanced=True, metric="accuracy")
 
 
 def test_streams_in_another_class_order_are_matched_by_name(small_graph: eg.Graph) -> None:

@@ -100,12 +100,17 @@ def test_a_graph_in_parts(tmp_path: Path) -> None:
     graph = eg.from_pyg(masked())
     share, _ = read_parts(write_parts(graph, tmp_path / "parts", 1))
     with pytest.warns(eg.EvergraphWarning, match=LINE):
-        task, test = task_of_parts(share)
+        task = task_of_parts(share)
     with pytest.warns(eg.EvergraphWarning, match=LINE):
         whole = eg.Task.of(graph)
     assert task.class_positions == whole.class_positions
-    for found, wanted in ((task.train, whole.train), (task.val, whole.val), (test, whole.test)):
+    for found, wanted in ((task.train, whole.train), (task.val, whole.val), (task.test, whole.test)):
         assert torch.equal(found, wanted)
+    twice = ["1", "0", "1"]
+    assert task_of_parts(share, twice).class_positions == eg.Task.of(graph, twice).class_positions == [1, 0]
+    learner = eg.Learner(eg.RandomFeatures(hidden=40), "analytic")
+    learner.learn(task)
+    assert learner.records[-1]["tested"] == {task.mark(): learner.first_accuracies[-1]}
 
 
 @pytest.mark.parametrize("alone", [True, False])

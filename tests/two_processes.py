@@ -197,7 +197,7 @@ def in_parts(method: str, folder: Path) -> tuple[list[torch.Tensor], int]:
     """The same graph in five parts, one to three of them in a process; and the bytes that were sent."""
     graph, own = read_parts(folder)
     assert len(own) < 5
-    learner = closed_form(method, (task_of_parts(graph, names, i)[0] for i, names in enumerate(names_of_tasks())))
+    learner = closed_form(method, (task_of_parts(graph, names, i) for i, names in enumerate(names_of_tasks())))
     outputs = learner.outputs(graph, torch.arange(graph.num_nodes))
     assert graph.rows is not None
 

@@ -24,6 +24,7 @@ from evergraph.errors import EvergraphError, first_line, shown, unknown
 PLUGINS = "evergraph.plugins"
 FILES = "EVERGRAPH_PLUGINS"  # environment variable with the paths of Python files, set by `--plugin`
 Entry = TypeVar("Entry")
+_registries: list[Registry[Any]] = []
 
 
 class Registry(Mapping[str, Entry], Generic[Entry]):
@@ -36,6 +37,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, Entry] = {}
+        _registries.append(self)
 
     @overload
     def register(self, entry: Entry) -> Entry: ...
@@ -106,11 +108,22 @@ _loaded = False
 
 
 def load_plugins() -> None:
-    """Import the plug-ins of installed packages and of `EVERGRAPH_PLUGINS`, once, on first access to any registry."""
+    """Import the plug-ins of installed packages and of `EVERGRAPH_PLUGINS`, once, on first access to any registry.
+
+    If one cannot be loaded, every access raises, until it can.
+    """
     global _loaded
     if _loaded:
         return
-    _loaded = True
+    _loaded = True  # plug-ins access registries themselves
+    try:
+        _load_all()
+    except BaseException:
+        _loaded = False
+        raise
+
+
+def _load_all() -> None:
     for plugin in metadata.entry_points(group=PLUGINS):
         try:
             plugin.load()
@@ -155,13 +168,15 @@ def _load_file(path: Path, name: str) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    before = [(registry, dict(registry._entries)) for registry in _registries]
     try:
         spec.loader.exec_module(module)
-    except EvergraphError:
-        del sys.modules[spec.name]
-        raise
     except Exception as error:  # a user's file may raise anything on import
         del sys.modules[spec.name]
+        for registry, entries in before:  # nothing stays of a file that failed half-way
+            registry._entries = entries
+        if isinstance(error, EvergraphError):
+            raise
         raise EvergraphError(
             f"--plugin {path} cannot be loaded ({type(error).__name__}: {first_line(error)})"
         ) from None

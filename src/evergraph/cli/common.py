@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from evergraph.cli.parsing import names_of, parse_fan_out, parse_order, parse_settings
 from evergraph.core.settings import settings_of
-from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS, find_graph
+from evergraph.data import SCENARIOS, TEST_GRAPHS, dataset_of, find_graph
 from evergraph.data.datasets import Dataset
 from evergraph.data.streams import about_numbers
 from evergraph.errors import EvergraphError, shown, tell
@@ -33,6 +33,7 @@ from evergraph.experiments.selection.record import RECORD
 from evergraph.methods import METHODS, make_method, parts_of
 from evergraph.models import MODELS
 from evergraph.persistence.files import holds_something
+from evergraph.persistence.run_files import RUN
 from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import LABEL_SCOPES, Training, default_method, targets_known
 
@@ -269,15 +270,15 @@ def training_options(options: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "fan_out": parse_fan_out(settings["fan_out"])} if "fan_out" in settings else settings
 
 
-def is_closed_form(method: str) -> bool:
-    """Whether a method, or every part of a composed one, learns without epochs."""
-    return all(METHODS[part].family == "closed form" for part in parts_of(method))
+def learns_without_epochs(method: str) -> bool:
+    """Whether a method, or a part of a composed one, learns even if no epoch is trained."""
+    return any(METHODS[part].learns_without_epochs for part in parts_of(method))
 
 
 def tell_unused(options: dict[str, Any], methods: Iterable[str], trained: bool) -> None:
-    """Note training options that had no effect since all methods were closed forms, or that no epoch was trained."""
+    """Note training options that had no effect since methods learn without epochs, or that no epoch was trained."""
     given = [f"--{name.replace('_', '-')}" for name in training_options(options)]
-    if not trained and not all(map(is_closed_form, methods)):
+    if not trained and not all(map(learns_without_epochs, methods)):
         tell("--epochs 0: the network is not trained; its accuracy is that of the parameters it began with")
     elif given and not trained:
         names = ", ".join(dict.fromkeys(methods))
@@ -300,7 +301,7 @@ def named_method(method: str | None, source: str, options: dict[str, Any]) -> st
     """The requested method, or the default for the problem, which the stream or file determines if it is not named."""
     if method is not None:
         return method
-    dataset = DATASETS.get(source.partition(":")[0])
+    dataset = dataset_of(source)
     problem = options["problem"] or (dataset.problem if dataset is not None else "")
     if problem and PROBLEMS[problem].kind != "numbers":
         return default_method(options["model"], problem)
@@ -357,7 +358,7 @@ def model_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def _begun(folder: Path) -> bool:
     """Whether a folder holds runs, searches, their results, or what says that some were started."""
-    names = ("run.json", RESULTS, RECORD, FAILURES, COMMANDS, f"{FOLDER}/{SCRIPT}")
+    names = (RUN, RESULTS, RECORD, FAILURES, COMMANDS, f"{FOLDER}/{SCRIPT}")
     return any(any(folder.rglob(name)) for name in names)
 
 
@@ -394,6 +395,30 @@ def on_interrupt(message: Callable[[], str]) -> Iterator[None]:
 def print_json(value: Any) -> None:
     """Print one JSON object on stdout."""
     sys.stdout.write(json.dumps(value) + "\n")
+
+
+@contextmanager
+def counting_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on stderr that counts runs (what was done, number done, total); lines outside a terminal.
+
+    It appears with the first count, when the input has been checked.
+    """
+    counts = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    columns = (*counts, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    bar = Progress(*columns, console=stderr, disable=not stderr.is_terminal)
+    line = bar.add_task("starting", total=None)
+
+    def update(what: str, done: int, total: int) -> None:
+        if not stderr.is_terminal:
+            print(f"{done}/{total} {what}".rstrip(), file=sys.stderr, flush=True)
+            return
+        bar.start()
+        bar.update(line, description=what, completed=done, total=total)
+
+    try:
+        yield update
+    finally:
+        bar.stop()
 
 
 @contextmanager

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import json as jsons
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
 from evergraph.cli import common, parsing
-from evergraph.cli.run import run_all
+from evergraph.cli.run import check_streams, run_all
 from evergraph.cli.tables import comparison_table, methods_and_streams, result_table
 from evergraph.data import DEFAULT_STREAM, TEST_GRAPHS
 from evergraph.errors import EvergraphError
@@ -32,9 +33,9 @@ from evergraph.experiments.comparison import (
     write_tables,
 )
 from evergraph.experiments.engines import MakeEngine, engine_for
+from evergraph.experiments.heatmaps import heatmaps
+from evergraph.experiments.method_table import MethodTable, write_method_table
 from evergraph.experiments.method_table import latex as as_latex
-from evergraph.experiments.method_table import write_method_table
-from evergraph.experiments.plots import heatmaps
 from evergraph.experiments.report import write_comparison_report
 from evergraph.experiments.result_file import (
     CELLS,
@@ -106,11 +107,7 @@ def compare_command(
         "method": check_names("method", METHODS) if methods == "all" else parsing.names_of("method", [methods]),
     }
     engine_for(options["on"], options["jobs"])
-    rule_settings, ranges = parsing.parse_settings(rule_set, "--rule-set"), parsing.parse_settings(space, "--space")
-    if tune_by is None and (rule_settings or ranges):
-        raise EvergraphError(f"{'--space' if ranges else '--rule-set'} is for --tune; name a rule with it")
-    # an unknown rule is an error before anything is read
-    rule = make_rule(tune_by, rule_settings) if tune_by is not None else None
+    rule, ranges = _rule_and_ranges(tune_by, rule_set, space)
     test_graphs = parsing.names_of("test graph", test_graph or ["task"])
     for name in test_graphs:
         TEST_GRAPHS[name]
@@ -118,8 +115,7 @@ def compare_command(
     specs, fixed = _specs(axes, test_graphs, varied, seeds, options)
     spaces = _spaces(specs, fixed, ranges) if rule is not None else {}
     if len(specs) > len(axes["method"]) or rule:  # a single stream is checked by its first run
-        for spec in {str(spec.stream) + spec.source: spec for spec in specs.values()}.values():
-            spec.make_stream(0, options["data_root"]).check_tests()
+        check_streams(specs.values(), options["data_root"])
     folder = options["out"] or default_folder(axes["stream"][0], "compare")
     look = partial(common.look_for_results, folder, "a comparison")
     holding = taken_folder(folder, look, advice="name another with --out")
@@ -130,36 +126,81 @@ def compare_command(
             note = f"Settings chosen by the rule {tune_by}, {trials} trials for each method and stream; see {TUNING}/."
         specs = stored_keys(specs, entries, folder / CELLS)
         results, failure = _finish_cells(specs, folder, entries, options)
-        listed = list(results.values())
-        if failure is not None and not listed:
+        if failure is not None and not results:
             raise failure
         write_results(folder, specs, results)
-        rows = table_rows(listed, tuned)
-        write_tables(rows, folder)
-        table = write_method_table(listed, folder, note, tuned)
-        measured = [one for result in listed for one in each_test_graph(result)]
-        picture = heatmaps(measured, folder / "heatmaps.png")
-        page = write_comparison_report(folder, list(specs)).page
+        written = _write_outputs(folder, list(specs), list(results.values()), note, tuned)
         if failure is not None:  # the tables hold the results so far
             raise failure
-    trained = any("epochs" in result["protocol"] for result in listed)
+    trained = any("epochs" in result["protocol"] for result in results.values())
     common.tell_unused(options, axes["method"], trained)
-    common.tell_undeclared(listed)
+    common.tell_undeclared(results.values())
     if json:
-        common.print_json({"results": measured, "table": rows, "heatmaps": str(picture), "report": str(page)})
-        return
-    if latex:
-        sys.stdout.write((f"% {note}\n" if note else "") + as_latex(table))
-        return
-    console = common.console()
-    if len(axes["stream"]) > 1:
-        console.print(methods_and_streams(table))
+        common.print_json(
+            {
+                "results": written.measured,
+                "table": written.rows,
+                "heatmaps": str(written.picture),
+                "report": str(written.page),
+            }
+        )
+    elif latex:
+        sys.stdout.write((f"% {note}\n" if note else "") + as_latex(written.table))
+    elif len(axes["stream"]) > 1:
+        _print(methods_and_streams(written.table), folder, written)
     elif len(specs) == len(axes["method"]) and len(test_graphs) == 1:
-        console.print(result_table(listed))
+        _print(result_table(list(results.values())), folder, written)
     else:
-        console.print(comparison_table(rows))
+        _print(comparison_table(written.rows), folder, written)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What was written about a comparison.
+
+    Args:
+        measured: the results, one for each test graph.
+        rows: the table of runs.
+        table: the table of methods and streams.
+        picture: the heatmaps.
+        page: the report.
+    """
+
+    measured: list[dict[str, Any]]
+    rows: list[dict[str, Any]]
+    table: MethodTable
+    picture: Path
+    page: Path
+
+
+def _write_outputs(
+    folder: Path, keys: list[str], results: list[dict[str, Any]], note: str, tuned: dict[str, set[str]]
+) -> _Written:
+    """Write the tables, the heatmaps and the report of a comparison's cells."""
+    rows = table_rows(results, tuned)
+    write_tables(rows, folder)
+    table = write_method_table(results, folder, note, tuned)
+    measured = [one for result in results for one in each_test_graph(result)]
+    picture = heatmaps(measured, folder / "heatmaps.png")
+    return _Written(measured, rows, table, picture, write_comparison_report(folder, keys).page)
+
+
+def _print(table: RenderableType, folder: Path, written: _Written) -> None:
+    """Print a table, and where everything else is."""
+    console = common.console()
+    console.print(table)
     tables = ", ".join(str(folder / f"methods.{ending}") for ending in ("md", "tex", "csv"))
-    console.print(f"methods and streams: {tables}\nheatmaps: {picture}\nreport: {page}", soft_wrap=True)
+    console.print(f"methods and streams: {tables}\nheatmaps: {written.picture}\nreport: {written.page}", soft_wrap=True)
+
+
+def _rule_and_ranges(
+    tune_by: str | None, rule_set: list[str] | None, space: list[str] | None
+) -> tuple[SelectionRule | None, dict[str, str]]:
+    """The rule of --tune, if it is given, and the ranges of --space; options of --tune without it are an error."""
+    settings, ranges = parsing.parse_settings(rule_set, "--rule-set"), parsing.parse_settings(space, "--space")
+    if tune_by is None and (settings or ranges):
+        raise EvergraphError(f"{'--space' if ranges else '--rule-set'} is for --tune; name a rule with it")
+    return make_rule(tune_by, settings) if tune_by is not None else None, ranges
 
 
 def _specs(
@@ -308,7 +349,7 @@ def _finish_cells(
     left = {key: spec for key, spec in specs.items() if key not in known}
     for key, spec in left.items():
         check_folder(folder / CELLS / key, spec, options["resume"])
-    check_one_graph(entries, left, folder / CELLS, options["data_root"])
+    check_one_graph(entries, specs, left, folder / CELLS, options["data_root"])
     failure = None
     save = EverySoOften(lambda results: write_results(folder, specs, results))  # they survive a killed comparison
     try:

@@ -69,8 +69,8 @@ def evaluate_command(
     names = _as_learned(learner, parsing.class_names(classes))
     measured = []
     for index, own in enumerate(data):
-        task_of = partial(Task.of, own, names, seed=learner.seed, index=index, numbers=numbers)
-        measured.append(_everything(task_of(), names) if everything else _held_out(learner, task_of))
+        task = Task.of(own, names, seed=learner.seed, index=index, numbers=numbers)
+        measured.append(_everything(task, names) if everything else _held_out(learner, task))
     evaluation = learner.evaluate([task for task, _ in measured], metric=metric)
     measured = [(without_forgotten(learner, task), which) for task, which in measured]
     rows = [
@@ -96,14 +96,9 @@ def _as_learned(learner: Learner, names: list[str] | None) -> list[str] | None:
     return next((own for own in learned if names is not None and sorted(own) == sorted(names)), names)
 
 
-def _held_out(learner: Learner, task_of: Callable[..., Task]) -> tuple[Task, str]:
-    """Return the task that learning the graph would make of it, and which examples its test examples are."""
-    task = task_of()
-    trained = trained_on(learner, task) > 0
-    if task.graph.positives_only:  # its pairs without a link are drawn anew for each split
-        whole = task_of(hold_out=False)
-        trained = learner.learned_as(whole) is not None and bool(torch.isin(task.test, whole.train).any())
-    if trained:
+def _held_out(learner: Learner, task: Task) -> tuple[Task, str]:
+    """Return the task that learning a graph would make of it, and which examples its test examples are."""
+    if trained_on(learner, task):
         return task, TRAINED
     return task, SPLIT if learner.learned_as(task) is None else HELD_OUT
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from evergraph.cli import common, parsing
-from evergraph.cli.predict import parse_nodes
+from evergraph.cli.predict import Nodes, parse_nodes
 from evergraph.data import find_graph
 from evergraph.errors import EvergraphError
 from evergraph.training.driver import change_in_folder
@@ -21,9 +21,7 @@ def add_commands(app: typer.Typer) -> None:
 def forget_command(
     graph: common.GraphSource,
     checkpoint: common.Checkpoint,
-    nodes: Annotated[
-        str | None, typer.Option(help="Nodes, comma-separated: by id if the graph has ids, otherwise by number from 0.")
-    ] = None,
+    nodes: Nodes = None,
     classes: Annotated[str | None, typer.Option(help="All nodes of these classes (comma-separated names).")] = None,
     later: Annotated[
         list[str] | None,

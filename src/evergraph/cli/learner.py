@@ -11,11 +11,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
-from torch import Tensor
 
 from evergraph.cli import common, parsing, together
 from evergraph.core.workers import join_workers, launched
-from evergraph.data import Task, find_graph
+from evergraph.data import Graph, Task, find_graph
 from evergraph.data.mapped import is_parts
 from evergraph.data.parts import read_parts, task_of_parts
 from evergraph.data.streams import about_numbers
@@ -27,8 +26,7 @@ from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import Learner, Training
 from evergraph.training.description import describe, problem_learned
 from evergraph.training.driver import learn_in_folder
-from evergraph.training.learned_data import LearnedBefore, learned_before
-from evergraph.training.parts import accuracy_on_parts
+from evergraph.training.learned_data import LearnedBefore, learned_before, task_numbers
 from evergraph.training.snapshot import model_name
 from evergraph.training.unknown import in_words
 
@@ -56,7 +54,6 @@ def learn_command(
     num_classes: Annotated[
         int | None, typer.Option(help="Number of outputs to start with; the graph's classes by default.")
     ] = None,
-    grow: Annotated[bool, typer.Option("--grow", hidden=True, help="Outputs grow by themselves.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Learn again what was already learned.")] = False,
     all_nodes: Annotated[
         bool, typer.Option("--all-nodes", help="Train on all nodes; hold out none for validation and test.")
@@ -78,28 +75,14 @@ def learn_command(
     if all_nodes and options["patience"]:
         raise EvergraphError("--patience needs validation nodes; leave --all-nodes out")
     join_workers()
-    in_parts = is_parts(graph)
-    problem = options["problem"] or problem_learned(checkpoint)
-    undirected = False if options["directed"] else None
-    data = (
-        read_parts(graph)[0]
-        if in_parts
-        else find_graph(graph, options["data_root"], undirected, about_numbers(problem))[0]
-    )
-    options["problem"] = problem or problem_of(data)
+    data = _read(graph, checkpoint, options)
     known, wanted = 0, {**options, "method": method, "seed": seed, "num_classes": num_classes}
-    chosen = common.named_method(method or ("analytic" if in_parts else None), graph, options)
-    tests = dict[str, Tensor]()
+    chosen = common.named_method(method or ("analytic" if data.rows is not None else None), graph, options)
 
     def fits(begun: Learner) -> None:
         """Raise unless an unfinished task continues with the options it was begun with."""
         _check_same(begun, checkpoint, named, wanted)
-        for name, value in given.items():
-            if getattr(begun.training, name) != value:
-                raise EvergraphError(
-                    f"{checkpoint}: the unfinished task was begun with {name}={getattr(begun.training, name)}, not "
-                    f"{value}; leave it out, or add --restart to start over"
-                )
+        _check_training(begun, checkpoint, given)
 
     def prepare(learner: Learner | None) -> tuple[Learner, Task]:
         nonlocal known
@@ -107,32 +90,13 @@ def learn_command(
             learner = _make_learner(chosen, num_classes, seed, options)
         else:
             _check_same(learner, checkpoint, named, wanted)
-            if data.level != learner.problem.level:
-                raise EvergraphError(
-                    f"{graph} has {data.level}s as examples, and {checkpoint} learns {learner.problem.level}s "
-                    f"({learner.problem.name}); name another folder with --checkpoint"
-                )
+            _check_level(learner, checkpoint, graph, data)
             learner.training = dataclasses.replace(learner.training, **given)
         known = len(learner.classes_)
-        if in_parts:
-            task, tests["nodes"] = task_of_parts(data, parsing.class_names(classes), learner.num_tasks)
-        else:
-            task = Task.of(
-                data,
-                parsing.class_names(classes),
-                hold_out=not all_nodes,
-                seed=learner.seed,
-                index=learner.num_tasks,
-                numbers=learner.problem.kind == "numbers",
-            )
+        task = _task(learner, data, parsing.class_names(classes), hold_out=not all_nodes)
         if not again and (before := learned_before(learner, task, data)) is not None:
             _refuse_again(graph, learner, task, before)
         return learner, task
-
-    def test(learner: Learner) -> None:
-        """Test a graph in parts: each process tests its own nodes."""
-        if in_parts:
-            learner.first_accuracies[-1] = accuracy_on_parts(learner, data, tests["nodes"])
 
     hint = f"repeat the command to continue; {checkpoint} holds the learner as it was before this task"
     bar = common.progress_bar(f"{graph} {chosen}", 1)
@@ -145,16 +109,46 @@ def learn_command(
                 restart=restart,
                 on_epoch=lambda progress, epochs: update(0, 0, 1, progress.epoch, epochs),
                 fits=fits,
-                on_learned=test,
             )
         except _LearnedAlready as found:
             print(f"note: {found}; nothing was done", file=sys.stderr)
             if json:
                 common.print_json({"checkpoint": str(checkpoint), **found.report(), "learned": False})
             return
-    last, accuracy = learner.history[-1], learner.first_accuracies[-1]
-    closed_form = common.is_closed_form(learner.method.title)
-    common.tell_unused(options, [learner.method.title], bool(last["epochs"]))
+    common.tell_unused(options, [learner.method.title], bool(learner.history[-1]["epochs"]))
+    _warn_of_one_class(learner)
+    if json:
+        last = learner.history[-1]
+        new = [name for name in last["classes"] if name in learner.classes_[known:]]
+        report = {**last, "new_classes": new, "test_accuracy": learner.first_accuracies[-1], "learned": True}
+        common.print_json({"checkpoint": str(checkpoint), **report})
+    else:
+        _tell(learner, checkpoint)
+
+
+def _read(graph: str, checkpoint: Path, options: dict[str, Any]) -> Graph:
+    """Read the graph, or this process's share of one in parts; `options` get the problem if they name none."""
+    problem = options["problem"] or problem_learned(checkpoint)
+    undirected = False if options["directed"] else None
+    if is_parts(graph):
+        data = read_parts(graph)[0]
+    else:
+        data = find_graph(graph, options["data_root"], undirected, about_numbers(problem))[0]
+    options["problem"] = problem or problem_of(data)
+    return data
+
+
+def _task(learner: Learner, data: Graph, classes: list[str] | None, *, hold_out: bool) -> Task:
+    """The task of a graph's examples, or of those of some classes, for a learner."""
+    if data.rows is not None:
+        return task_of_parts(data, classes, learner.num_tasks)
+    numbers = learner.problem.kind == "numbers"
+    return Task.of(data, classes, hold_out=hold_out, seed=learner.seed, index=learner.num_tasks, numbers=numbers)
+
+
+def _warn_of_one_class(learner: Learner) -> None:
+    """Warn if the last task trained a softmax over one class."""
+    last = learner.history[-1]
     if (
         learner.problem.kind == "classes"
         and last["epochs"]
@@ -163,17 +157,17 @@ def learn_command(
     ):
         advice = "give several classes at once" if len(learner.classes_) == 1 else "use --label-scope seen"
         print(f"warning: a softmax over one class alone teaches nothing; {advice}", file=sys.stderr)
-    if json:
-        new = [name for name in last["classes"] if name in learner.classes_[known:]]
-        report = {**last, "new_classes": new, "test_accuracy": accuracy, "learned": True}
-        common.print_json({"checkpoint": str(checkpoint), **report})
-        return
+
+
+def _tell(learner: Learner, checkpoint: Path) -> None:
+    """Say what was learned last, how well, and what is known now."""
+    last, accuracy = learner.history[-1], learner.first_accuracies[-1]
     level, metric = learner.problem.level, METRICS[learner.problem.metric]
     unit, held_out = " %" if metric.unit == "%" else "", ""
     if accuracy is not None:
         held_out = f"{metric.quantity} on held-out {level}s {metric.written(accuracy, 1)}{unit}"
     kind = learner.problem.kind if len(learner.classes_) != 1 else ONE[learner.problem.kind]
-    passes = _passes(last["epochs"], closed_form)
+    passes = _passes(last["epochs"], common.learns_without_epochs(learner.method.title))
     sys.stdout.write(
         f"learned {parsing.listed(last['classes'])} from {last['nodes']} {level}s in {passes}; "
         f"{held_out or 'none held out to test on'}\n"
@@ -203,7 +197,7 @@ class _LearnedAlready(Exception):  # noqa: N818
 
 def _refuse_again(graph: str, learner: Learner, task: Task, before: LearnedBefore) -> None:
     """Raise since examples would be learned twice without --again; the message names what is left to learn."""
-    level, numbers = task.graph.level, " and ".join(str(number + 1) for number in before.numbers)
+    level, numbers = task.graph.level, task_numbers(*before.numbers)
     gone = f" ({level}s forgotten since: {before.forgotten})" if before.forgotten else ""
     too = ", including what was forgotten" if before.forgotten else ""
     if before.whole or before.examples == before.total:
@@ -244,7 +238,7 @@ def info_command(
         return
     table = Table(title=str(checkpoint), title_justify="left", show_header=False)
     for key, value in about.items():
-        if key == "training" and _is_closed_form(about) and not any(task["epochs"] for task in about["tasks"]):
+        if key == "training" and _learns_without_epochs(about) and not any(task["epochs"] for task in about["tasks"]):
             value = "one pass over each task, without epochs"
         if key == "model":
             value = {name: setting for name, setting in value.items() if name != "scales" or not setting}
@@ -261,7 +255,7 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     metric = METRICS["accuracy" if kind is None else kind.metric]
     unit = " %" if metric.unit == "%" else f" ({metric.name})"
     level = "node" if kind is None else kind.level
-    closed_form = _is_closed_form(about)
+    without_epochs = _learns_without_epochs(about)
     for number, task in enumerate(about["tasks"], start=1):
         value, when = task["test_accuracy"], task.get("learned")
         accuracy = "not measured" if value is None else f"{metric.written(value, 1)}{unit} when learned"
@@ -269,7 +263,7 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         rest = f" (plus {held_out['validation']} for validation, {held_out['test']} for testing)" if held_out else ""
         where = f"; {when}, from {task['graph']}" if when else ""
         gone = f"; {task['forgotten']} forgotten since" if task.get("forgotten") else ""
-        passes = _passes(task["epochs"], closed_form)
+        passes = _passes(task["epochs"], without_epochs)
         learned = f"{parsing.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {passes}, {accuracy}"
         steps = f"; steps {task['steps']}" if task.get("steps") else ""
         yield f"task {number}", f"{learned}{steps}{where}{gone}"
@@ -278,14 +272,16 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         sizes = ", ".join(f"{name} {size:,} bytes" for name, size in card["kept_bytes"].items())
         yield "kept of tasks", f"{', '.join(card['keeps']) or 'nothing'} ({sizes or 'nothing besides the model'})"
     if kind is None or kind.kind == "classes":
-        yield "probabilities", f"outputs are divided by {card['temperature']:.3g}, fitted on validation examples"
+        fitted = f"outputs are divided by {card['temperature']:.3g}, fitted on validation examples"
+        unfitted = "from outputs as they are; no validation examples to fit a temperature to"
+        yield "probabilities", unfitted if card["temperature"] == 1 else fitted
         yield "unknown classes", in_words(card["unknown_above"], card["false_alarms"])
 
 
-def _is_closed_form(about: dict[str, Any]) -> bool:
+def _learns_without_epochs(about: dict[str, Any]) -> bool:
     """Whether a learner's method learns without epochs; False if the method is not registered here."""
     method = about["method"].get("name", "")
-    return all(part in METHODS for part in parts_of(method)) and common.is_closed_form(method)
+    return all(part in METHODS for part in parts_of(method)) and common.learns_without_epochs(method)
 
 
 def _was_given(context: typer.Context, name: str) -> bool:
@@ -317,12 +313,31 @@ def _check_same(learner: Learner, checkpoint: Path, named: set[str], options: di
             raise EvergraphError(f"--model-set does not fit the model of {checkpoint}; leave it out")
 
 
+def _check_training(begun: Learner, checkpoint: Path, given: dict[str, Any]) -> None:
+    """Raise if training settings are given other than those that an unfinished task was begun with."""
+    for name, value in given.items():
+        if getattr(begun.training, name) != value:
+            raise EvergraphError(
+                f"{checkpoint}: the unfinished task was begun with {name}={getattr(begun.training, name)}, not "
+                f"{value}; leave it out, or add --restart to start over"
+            )
+
+
+def _check_level(learner: Learner, checkpoint: Path, graph: str, data: Graph) -> None:
+    """Raise if the graph's examples are of another kind than those that the learner learns."""
+    if data.level != learner.problem.level:
+        raise EvergraphError(
+            f"{graph} has {data.level}s as examples, and {checkpoint} learns {learner.problem.level}s "
+            f"({learner.problem.name}); name another folder with --checkpoint"
+        )
+
+
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={item}" for key, item in value.items())
     return parsing.listed(value, 40) if isinstance(value, list) else str(value)
 
 
-def _passes(epochs: int, closed_form: bool) -> str:
+def _passes(epochs: int, without_epochs: bool) -> str:
     """Number of passes over the training nodes, as text; a closed form has no epochs."""
-    return "one pass" if closed_form and not epochs else f"{epochs} epoch{'s' * (epochs != 1)}"
+    return "one pass" if without_epochs and not epochs else f"{epochs} epoch{'s' * (epochs != 1)}"

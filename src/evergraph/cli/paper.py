@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from evergraph.cli import common
 from evergraph.errors import EvergraphError, unknown
@@ -68,43 +67,22 @@ def paper_command(
     common.look_for_results(folder, "an experiment")
     if holds_something(folder) and not resume:
         raise EvergraphError(f"{folder} is not empty; add --resume to go on with it, or name another with --out")
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    bar = Progress(
-        *columns,
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=common.stderr,
-        disable=not common.stderr.is_terminal,
-    )
-    line = bar.add_task("starting", total=None)
-
-    def on_done(key: str, done: int, total: int) -> None:
-        if not common.stderr.is_terminal:
-            print(f"{done}/{total} {key}", file=sys.stderr, flush=True)
-            return
-        bar.start()  # only now, when the input has been checked
-        bar.update(line, description=key, completed=done, total=total)
-
-    try:
-        with common.on_interrupt(lambda: common.how_to_resume(folder)):
-            summary: dict[str, Any] = run_paper(
-                datasets=datasets,
-                protocols=BOTH if protocol == "both" else (protocol,),
-                seeds=seeds,
-                rows=rows,
-                studies=[name for name in study.split(",") if name] if study is not None else studies,
-                rule=rule,
-                epochs=epochs,
-                device=device,
-                jobs=jobs,
-                engine=engine,
-                data_root=data_root,
-                out=folder,
-                on_done=on_done,
-            )
-    finally:
-        bar.stop()
+    with common.on_interrupt(lambda: common.how_to_resume(folder)), common.counting_bar() as on_done:
+        summary: dict[str, Any] = run_paper(
+            datasets=datasets,
+            protocols=BOTH if protocol == "both" else (protocol,),
+            seeds=seeds,
+            rows=rows,
+            studies=[name for name in study.split(",") if name] if study is not None else studies,
+            rule=rule,
+            epochs=epochs,
+            device=device,
+            jobs=jobs,
+            engine=engine,
+            data_root=data_root,
+            out=folder,
+            on_done=on_done,
+        )
     if json:
         common.print_json(summary)
         return

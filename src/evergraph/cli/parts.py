@@ -18,7 +18,7 @@ from evergraph.data.parts import part_sizes, read_parts
 from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.files import make_folder, remove_file, write_atomically
 from evergraph.training import Learner, Prediction
-from evergraph.training.parts import NODES_AT_ONCE
+from evergraph.training.parts import NODES_IN_PIECE
 
 
 def predict_parts(
@@ -54,7 +54,7 @@ def predict_parts(
     with filled_together(out, [f"part-{number:05d}.parquet" for number in own], group) as files:
         for number, file in zip(own, files):
             rows = torch.arange(first, first + sizes[number])
-            found = joined([predict(learner, data, piece) for piece in rows.split(NODES_AT_ONCE)])
+            found = joined([predict(learner, data, piece) for piece in rows.split(NODES_IN_PIECE)])
             found.nodes = found.nodes + data.rows.start
             write_atomically(file, as_bytes(found))
             first += sizes[number]

@@ -14,6 +14,7 @@ from evergraph.cli.parts import predict_parts
 from evergraph.core.workers import launched
 from evergraph.data import Graph, find_graph
 from evergraph.data.arrays import as_known
+from evergraph.data.from_tables import is_table, table_files
 from evergraph.data.mapped import is_parts
 from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.files import write_atomically
@@ -86,31 +87,32 @@ def predict_command(
         return
     if launched() > 1:
         raise EvergraphError(f"{graph} is not a graph in parts; predict it in one process, or convert it with --parts")
-    if out is not None and out.suffix not in {".csv", ".parquet"}:
-        raise EvergraphError(f"--out {out}: cannot tell the format; end the name in .csv or .parquet")
-    if out is not None and (read := _file_read(out, graph)):
-        raise EvergraphError(f"--out {out} would overwrite {read}, which is read; name another file")
-    parquet = _parquet() if out is not None and out.suffix == ".parquet" else None
+    parquet = _parquet() if out is not None and _checked_format(out, graph) == ".parquet" else None
     learner = Learner.load(checkpoint, device=device)
     data = find_graph(graph, data_root, False if directed else None, learner.problem.kind == "numbers")[0]
     if not ignore_labels and unknown is None:
         _check_labels(data, learner, checkpoint)
     prediction = _predicted(learner, data, parse_nodes(nodes, data), classes, unknown, uncalibrated)
     columns = _columns(prediction, data.level, all_classes)
-    if parquet is None:
-        text = _as_csv(columns)
-        sys.stdout.write(text) if out is None else write_atomically(out, text)
-    elif out is not None:
-        write_atomically(out, _as_parquet(columns, parquet))
-    if out is not None:
-        sys.stdout.write(f"{len(prediction):,} predictions: {out}\n")
+    if out is None:
+        sys.stdout.write(_as_csv(columns))
+        return
+    write_atomically(out, _as_csv(columns) if parquet is None else _as_parquet(columns, parquet))
+    sys.stdout.write(f"{len(prediction):,} predictions: {out}\n")
+
+
+def _checked_format(out: Path, graph: str) -> str:
+    """The ending of the file to write; raises if it says nothing about the format, or if the graph is read from it."""
+    if out.suffix not in {".csv", ".parquet"}:
+        raise EvergraphError(f"--out {out}: cannot tell the format; end the name in .csv or .parquet")
+    if read := _file_read(out, graph):
+        raise EvergraphError(f"--out {out} would overwrite {read}, which is read; name another file")
+    return out.suffix
 
 
 def _file_read(out: Path, graph: str) -> str:
     """The graph's own file that `out` would overwrite, under whatever name; empty if there is none."""
-    nodes, _, settings = graph.partition(":")
-    edges = [item.removeprefix("edges=") for item in settings.split(",") if item.startswith("edges=")]
-    files = [Path(nodes), *map(Path, edges), *(Path(nodes).parent / name for name in edges)]
+    files = table_files(graph) if is_table(graph) else [Path(graph)]
     return next((str(path) for path in files if out.exists() and path.exists() and out.samefile(path)), "")
 
 

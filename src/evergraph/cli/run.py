@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,13 +14,13 @@ from evergraph.cli import common, together
 from evergraph.cli.tables import listing, result_table
 from evergraph.core.settings import UNDECLARED, settings_of
 from evergraph.core.workers import launched, workers
-from evergraph.data import DATASETS, DEFAULT_STREAM
+from evergraph.data import DATASETS, DEFAULT_STREAM, dataset_of
 from evergraph.errors import EvergraphError
 from evergraph.experiments import RunSpec, make_loggers, run
 from evergraph.experiments.cells import Cell, Results, all_or_error, run_cells, write_tracebacks
 from evergraph.experiments.comparison import training_groups
 from evergraph.experiments.engines import engine_for, work_on
-from evergraph.experiments.plots import heatmaps
+from evergraph.experiments.heatmaps import heatmaps
 from evergraph.experiments.result_file import each_test_graph
 from evergraph.experiments.run_folder import check_folder, default_folder
 from evergraph.methods import METHODS, Method
@@ -86,10 +86,16 @@ def work_command(
 
 def download_once(spec: RunSpec, data_root: Path | None) -> None:
     """Let the first of several processes download a missing dataset while the others wait."""
-    group, dataset = workers(), DATASETS.get(spec.source.partition(":")[0])
+    group, dataset = workers(), dataset_of(spec.source)
     if group.rank == 0 and group.size > 1 and dataset is not None and not dataset.at_hand(data_root):
         spec.make_stream(spec.seeds[0], data_root)
     group.barrier()
+
+
+def check_streams(specs: Iterable[RunSpec], data_root: Path | None) -> None:
+    """Raise if the stream of one of the runs cannot be made, or has nothing to test on."""
+    for spec in {spec.source + str(spec.stream): spec for spec in specs}.values():
+        spec.make_stream(0, data_root).check_tests()
 
 
 def run_one(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
@@ -145,8 +151,7 @@ def side_by_side(
         raise EvergraphError("--log follows one process; leave --jobs and --on out, or log without them")
     for spec in specs.values():
         spec.check()
-    for spec in {spec.source + str(spec.stream): spec for spec in specs.values()}.values():
-        spec.make_stream(0, options["data_root"]).check_tests()
+    check_streams(specs.values(), options["data_root"])
     cells = [Cell(key, spec) for key, spec in specs.items()]
     on_done: Callable[[str, int, int], None] = lambda key, done, total: print(  # noqa: E731
         f"{done}/{total} {key}".rstrip(), file=sys.stderr, flush=True

@@ -115,13 +115,8 @@ def _tables(rows: list[dict[str, Any]], about: str, caption: str) -> Group:
         for name in (f"AP{unit}", f"AF{unit}", "seconds", "bytes kept"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("keeps; uses", min_width=11)
-        for row in members:
-            numbers = [
-                told.mean_and_spread(row["ap"], row["runs"]),
-                told.mean_and_spread(row["af"], row["runs"]),
-                f"{row['seconds']:.1f}",
-                told.show_bytes(row["kept_bytes"]),
-            ]
+        for row, (ap, af) in zip(members, told.ap_and_af(members)):
+            numbers = [ap, af, f"{row['seconds']:.1f}", told.show_bytes(row["kept_bytes"])]
             access = "; ".join(word for word in (told.keeps(row), told.uses(row)) if word != "–")
             table.add_row(row_label(row), *numbers, access)
         tables.append(table)

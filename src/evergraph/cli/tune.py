@@ -11,10 +11,13 @@ import typer
 from rich.table import Table
 
 from evergraph.cli import common, parsing
+from evergraph.evaluation import decimal_places
 from evergraph.experiments.engines import engine_for
+from evergraph.experiments.metric_titles import describe_metric
 from evergraph.experiments.run_folder import default_folder
 from evergraph.experiments.selection import SELECTION_RULES, Space, compare_rules, make_rule, make_rules, tune
 from evergraph.experiments.selection.proposals import has_optuna
+from evergraph.experiments.selection.rule import last_if_no_number
 from evergraph.experiments.selection.search import OnDone
 from evergraph.registry import plugin_files
 
@@ -97,7 +100,8 @@ def _on_done(total: int | None, without_optuna: bool = False) -> OnDone:
 
 def _trials_table(found: dict[str, Any], space: Space) -> Table:
     """Table of the best trials by score, with the chosen one marked."""
-    rows = sorted(found["trials"], key=lambda row: -1.0 if row["score"] is None else row["score"], reverse=True)
+    rows = sorted(found["trials"], key=lambda row: last_if_no_number(row["score"]), reverse=True)
+    metric = describe_metric({"protocol": found})
     shown = rows[:SHOWN]
     if all(row["trial"] != found["best"]["trial"] for row in shown):
         shown = [*shown[:-1], next(row for row in rows if row["trial"] == found["best"]["trial"])]
@@ -111,16 +115,25 @@ def _trials_table(found: dict[str, Any], space: Space) -> Table:
     table.add_column("trial")
     for key in space.dimensions:
         table.add_column(key, justify="right", no_wrap=True)
-    table.add_column("score (%)", justify="right", no_wrap=True)
+    table.add_column(_score_title(metric), justify="right", no_wrap=True)
     for row in shown:
         values = {**row["settings"], **row["training"], **{f"model.{k}": v for k, v in row["model_settings"].items()}}
         cells = [
             f"{values[key]:g}" if isinstance(values.get(key), float) else str(values.get(key, "–"))
             for key in space.dimensions
         ]
-        score = "diverged" if row["score"] is None else f"{row['score']:.2f}"
-        table.add_row("→" if row["trial"] == found["best"]["trial"] else "", row["trial"], *cells, score)
+        score, text = row["score"], "diverged"
+        if score is not None:
+            text = f"{score:.{decimal_places([score], metric['unit'], percent=2)}f}"
+        table.add_row("→" if row["trial"] == found["best"]["trial"] else "", row["trial"], *cells, text)
     return table
+
+
+def _score_title(metric: dict[str, Any]) -> str:
+    """Heading of the scores, which are negated errors where lower is better."""
+    if metric["higher_is_better"]:
+        return f"score ({metric['unit'] or metric['quantity']})"
+    return f"score: −{metric['title']}"
 
 
 def _given(method: str, seeds: int, options: dict[str, Any]) -> list[str]:

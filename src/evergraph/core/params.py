@@ -32,6 +32,11 @@ def copy_params(model: nn.Module) -> Params:
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
+def copy_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of the buffers' current values, such as a normalization's running statistics."""
+    return {name: value.clone() for name, value in model.named_buffers()}
+
+
 def named_params(model: nn.Module) -> Params:
     """Return the parameters themselves, not copies."""
     return dict(model.named_parameters())

@@ -1,6 +1,6 @@
 """Fisher information as pure functions: products, diagonals, Kronecker factors, and the full matrix."""
 
-from evergraph.curvature.forward import forward
+from evergraph.curvature.forward import forward, outputs_at
 from evergraph.curvature.framework import regularizer
 from evergraph.curvature.guard import in_mode, measuring, require_deterministic
 from evergraph.curvature.kronecker import KroneckerFactor, kronecker_factors
@@ -38,6 +38,7 @@ __all__ = [
     "kronecker_factors",
     "label_factors",
     "measuring",
+    "outputs_at",
     "pick_labels",
     "pull_back",
     "quadratic_form",

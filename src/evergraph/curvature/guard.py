@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from evergraph.curvature.forward import outputs_at
 from evergraph.errors import EvergraphError
 
 
@@ -24,7 +24,7 @@ def require_deterministic(model: nn.Module, batch: Any, *, training: bool = Fals
     devices = [batch.y.device] if batch.y.is_cuda else []
     with torch.random.fork_rng(devices), torch.no_grad(), in_mode(model, training):
         states = _random_states(devices)
-        first, second = _forward(model, batch), _forward(model, batch)
+        first, second = outputs_at(model, batch, {}), outputs_at(model, batch, {})
         drew = not all(torch.equal(a, b) for a, b in zip(states, _random_states(devices)))
         # a GPU may add numbers in another order, so sums that nearly cancel can have a large relative difference
         near = 1e-3 * first.abs().nan_to_num().max()
@@ -52,13 +52,6 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
         yield
     finally:
         model.train(before)
-
-
-def _forward(model: nn.Module, batch: Any) -> Tensor:
-    """A forward pass that leaves the model's buffers (running statistics) as they are."""
-    buffers = {name: value.clone() for name, value in model.named_buffers()}
-    logits: Tensor = functional_call(model, buffers, (batch,))
-    return logits
 
 
 def _random_states(devices: list[torch.device]) -> list[Tensor]:

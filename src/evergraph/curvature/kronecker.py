@@ -17,7 +17,7 @@ from evergraph.curvature.per_example import MEMORY, Batches, batched_gradients, 
 if TYPE_CHECKING:
     from evergraph.problems.base import Problem
 
-NODES_AT_ONCE = 8  # seeds whose output factors are measured together: most pairs of a row and a seed are zero
+SEEDS_AT_ONCE = 8  # seeds whose output factors are measured together: most pairs of a row and a seed are zero
 ROWS_AT_ONCE = 4096  # seeds whose input rows are gathered together
 
 
@@ -60,7 +60,7 @@ def kronecker_factors(
     input_factors = _input_factors(model, batches, names)
     output_sums: dict[str, Tensor] = {}
     num_nodes = 0
-    for batch in batches(NODES_AT_ONCE):
+    for batch in batches(SEEDS_AT_ONCE):
         with torch.enable_grad(), counted_bytes() as sizes, recorded_products() as products:
             outputs = model(batch)
         trained = [product for product in products if id(product.weight) in names]

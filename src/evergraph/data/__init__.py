@@ -12,7 +12,7 @@ from evergraph.data.from_tables import from_tables
 from evergraph.data.graph import Graph, from_pyg, make_graph
 from evergraph.data.leak import leak_score, neighbourhood_means
 from evergraph.data.scenarios import SCENARIOS, Scenario
-from evergraph.data.sources import DEFAULT_STREAM, find_graph, stream
+from evergraph.data.sources import DEFAULT_STREAM, dataset_of, find_graph, source_name, stream
 from evergraph.data.streams import TaskStream
 from evergraph.data.tasks import Part, Task, union
 from evergraph.data.test_graphs import TEST_GRAPHS, TestGraph
@@ -35,6 +35,7 @@ __all__ = [
     "TaskStream",
     "TestGraph",
     "as_graph",
+    "dataset_of",
     "find_graph",
     "from_networkx",
     "from_pyg",
@@ -45,6 +46,7 @@ __all__ = [
     "make_graphs",
     "make_links",
     "neighbourhood_means",
+    "source_name",
     "stream",
     "union",
     "with_links",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evergraph.data.examples import first_of_pair
 from evergraph.data.graph import Graph
-from evergraph.errors import EvergraphError, tell, unknown
+from evergraph.errors import EvergraphError, no_such_class, tell, unknown
 
 Order = str | Sequence[Any]
 LEAST_TO_SPLIT = 5  # fewest labelled nodes of a class that can be split
@@ -137,6 +137,23 @@ def _positions(graph: Graph, kept: list[int], names: Sequence[Any]) -> list[int]
                 f"class {name!r} is given twice; give each class once (a list of tasks may have it in several)"
             )
     return [position_of[str(name)] for name in names]
+
+
+def chosen_positions(graph: Graph, present: list[int], names: Sequence[Any] | None) -> list[int]:
+    """Return the positions of the named classes, in the order of the names and each once; all present ones if None.
+
+    Args:
+        graph: the graph.
+        present: positions of the classes that can be named.
+        names: names of classes.
+    """
+    if names is None:
+        return present
+    position_of = {str(graph.class_names[position]): position for position in present}
+    for name in names:
+        if str(name) not in position_of:
+            raise no_such_class(graph.name, graph.level, name, position_of)
+    return list(dict.fromkeys(position_of[str(name)] for name in names))
 
 
 def given_split(graph: Graph, seed: int) -> Tensor | None:

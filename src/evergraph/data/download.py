@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import gzip
 import http.client
-import os
 import shutil
 import tempfile
 import urllib.error
 import urllib.request
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from evergraph.errors import EvergraphError, first_line, tell
-from evergraph.persistence.files import file_hash
-from evergraph.persistence.reading import MissingFileError, read_text
+from evergraph.persistence.files import file_hash, in_turn, write_atomically
+from evergraph.persistence.reading import DAMAGE, MissingFileError, read_text
 
 LISTING = "SHA256SUMS"
-TIMEOUT = 60.0  # seconds without a response
+TIMEOUT = 60.0  # seconds without a response, from a server or a process that writes to the same data root
 
 
 class Published(NamedTuple):
@@ -54,12 +52,16 @@ def downloaded(url: str, sha256: str, root: Path, *, known_content: bool = False
     with _scratch(url, root) as folder:
         target = folder / "download"
         _fetch(url, sha256, target, root, known_content)
-        if url.endswith(".zip"):
-            yield _unzip_raw(target, folder / "raw")
-        elif url.endswith(".gz"):
-            yield _gunzip(target, folder / "unpacked")
-        else:
-            yield target
+        try:
+            if url.endswith(".zip"):
+                target = _unzip_raw(target, folder / "raw")
+            elif url.endswith(".gz"):
+                target = _gunzip(target, folder / "unpacked")
+        except DAMAGE as error:
+            raise EvergraphError(
+                f"{url}: what arrived cannot be unpacked ({first_line(error)}); nothing was kept, try again"
+            ) from None
+        yield target
 
 
 @contextmanager
@@ -120,11 +122,10 @@ def keep(loaded: Path, root: Path, path: Path) -> None:
 
 def record(root: Path, path: Path) -> None:
     """Write the hashes of a file, or of the files of a folder, to the data root's SHA256SUMS."""
-    listed = _read_listing(root)
-    listed |= {file.relative_to(root).as_posix(): file_hash(file) for file in _files(path)}
-    scratch = root / f".{LISTING}.{os.getpid()}.part"
-    scratch.write_text("".join(f"{digest}  {name}\n" for name, digest in listed.items()))
-    scratch.replace(root / LISTING)
+    found = {file.relative_to(root).as_posix(): file_hash(file) for file in _files(path)}
+    with in_turn(root):  # other processes may list theirs
+        listed = _read_listing(root) | found
+        write_atomically(root / LISTING, "".join(f"{digest}  {name}\n" for name, digest in listed.items()))
 
 
 def _copy(url: str, target: Path) -> None:
@@ -148,11 +149,8 @@ def _unzip_raw(archive: Path, raw: Path) -> Path:
 
 
 def _gunzip(archive: Path, target: Path) -> Path:
-    try:
-        with gzip.open(archive) as packed, open(target, "wb") as plain:
-            shutil.copyfileobj(packed, plain)
-    except (OSError, EOFError, zlib.error) as error:
-        raise EvergraphError(f"{archive}: damaged ({first_line(error)})") from None
+    with gzip.open(archive) as packed, open(target, "wb") as plain:
+        shutil.copyfileobj(packed, plain)
     return target
 
 

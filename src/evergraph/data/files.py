@@ -19,7 +19,7 @@ import torch
 
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data.arrays import native
-from evergraph.data.attributes import masks_as_splits
+from evergraph.data.attributes import masks_as_splits, read_attributes
 from evergraph.data.collated import saved_objects
 from evergraph.data.conversion import from_objects
 from evergraph.data.examples import with_numbers
@@ -127,8 +127,15 @@ def read_npz(
     if unread and named_classes:
         tasks = f"; tasks can be made by (--by): {', '.join(other)}" if other else ""
         tell(f"{path}: not read: {', '.join(unread)}; the arrays read are {', '.join(members)}{tasks}")
-    if members is PLAIN:
-        return _from_plain(parts, path, name or path.stem, undirected, numbers, other)
+    make = _from_plain if members is PLAIN else _from_benchmark
+    graph = make(parts, path, name or path.stem, undirected, numbers)
+    return graph.altered(attributes=read_attributes(other, graph.num_nodes, graph.name))
+
+
+def _from_benchmark(
+    parts: dict[str, np.ndarray], path: Path, name: str, undirected: bool | None, numbers: bool
+) -> Graph:
+    """Make a graph from arrays in the GNN-benchmark layout."""
     needed = [*ADJACENCY, *(() if "attr_matrix" in parts else ATTRIBUTES)]
     if missing := [key for key in needed if key not in parts]:
         raise EvergraphError(
@@ -145,19 +152,15 @@ def read_npz(
             f"{path}: the adjacency has {parts['adj_indptr'].size - 1} rows, the features have {x.shape[0]}; "
             "both need one row per node"
         )
-    names = _listed(parts, "class_names")
-    labels = parts.get("labels")
-    weights = parts.get("adj_data")
     return make_graph(
         x,
         edges,
-        labels,
-        edge_weight=weights,
-        class_names=None if numbers else names,
+        parts.get("labels"),
+        edge_weight=parts.get("adj_data"),
+        class_names=None if numbers else _listed(parts, "class_names"),
         undirected=undirected,
-        name=name or path.stem,
-        attributes=other,
-        splits=_splits(parts, x.shape[0], name or path.stem),
+        name=name,
+        splits=_splits(parts, x.shape[0], name),
         feature_names=_listed(parts, "feature_names"),
         columns=numbers,
     )
@@ -165,14 +168,16 @@ def read_npz(
 
 def _one_per_node(file: Any, keys: Sequence[str], parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays of numbers, truth values, dates or text with an entry per node; others are not read."""
-    nodes = len(parts["x"]) if "x" in parts else parts["adj_indptr"].size - 1 if "adj_indptr" in parts else -1
+    nodes = np.shape(parts["x"])[:1] if "x" in parts else (np.size(parts.get("adj_indptr", ())) - 1,)
+    heads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     found = {}
     for key in keys:
+        if key == "id" or f"{key}.npy" not in file.zip.namelist():
+            continue
         with file.zip.open(f"{key}.npy") as member:
-            version = np.lib.format.read_magic(member)
-            head = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            shape, _, dtype = head[version](member) if version in head else ((), False, np.dtype(object))
-        if shape == (nodes,) and dtype.kind in "fiubUM":
+            read_head = heads.get(np.lib.format.read_magic(member))
+            shape, _, dtype = ((), False, np.dtype(object)) if read_head is None else read_head(member)
+        if shape == nodes and dtype.kind in "fiubUM":
             found[key] = native(file[key])
     return found
 
@@ -186,14 +191,7 @@ def _listed(parts: dict[str, np.ndarray], key: str) -> list[Any] | None:
     return parts[key].reshape(-1).tolist() if key in parts else None
 
 
-def _from_plain(
-    parts: dict[str, np.ndarray],
-    path: Path,
-    name: str,
-    undirected: bool | None,
-    numbers: bool,
-    attributes: dict[str, np.ndarray],
-) -> Graph:
+def _from_plain(parts: dict[str, np.ndarray], path: Path, name: str, undirected: bool | None, numbers: bool) -> Graph:
     """Make a graph from arrays with PyG's names."""
     if missing := [key for key in ("x", "edge_index") if key not in parts]:
         raise EvergraphError(f"{path}: no {missing[0]} inside; a graph needs x and edge_index (and y to learn from)")
@@ -206,7 +204,6 @@ def _from_plain(
         class_names=_listed(parts, "class_names"),
         undirected=undirected,
         name=name,
-        attributes=attributes,
         splits=_splits(parts, len(x), name),
         feature_names=_listed(parts, "feature_names"),
         columns=numbers,

@@ -356,6 +356,18 @@ def is_table(source: Any) -> bool:
 
 def read_tables(source: str | Path, *, undirected: bool | None = None, numbers: bool = False) -> Graph:
     """Read a node table whose edge list and other arguments of `from_tables` follow a colon."""
+    path, settings = _parsed(source)
+    return from_tables(path, **settings, undirected=undirected, numbers=numbers)
+
+
+def table_files(source: str | Path) -> list[Path]:
+    """The files that `read_tables` reads: the node table and its edge list, if there is one."""
+    path, settings = _parsed(source)
+    return [path, *([settings["edges"]] if settings["edges"] is not None else [])]
+
+
+def _parsed(source: str | Path) -> tuple[Path, dict[str, Any]]:
+    """Return the path of a node table, and the arguments that follow it, the edge list as a path or None."""
     path, _, text = str(source).partition(":")
     known = [
         p.name
@@ -377,7 +389,7 @@ def read_tables(source: str | Path, *, undirected: bool | None = None, numbers: 
             f"{path}: a node table needs its edge list; write {path}:edges=EDGES.csv, or {path}:edges=none for none"
         )
     edges = None if settings["edges"] == "none" else _beside(settings["edges"], path)
-    return from_tables(path, **{**settings, "edges": edges}, undirected=undirected, numbers=numbers)
+    return Path(path), {**settings, "edges": edges}
 
 
 def _beside(edges: str, nodes: str) -> Path:

@@ -19,13 +19,13 @@ from torch import Tensor
 from evergraph.core.settings import PositiveInt, checked
 from evergraph.core.sparse import SparseMatrix
 from evergraph.core.workers import Workers, share_of, workers
-from evergraph.data.arrangement import given_split, split_what_can_be, trained_classes
+from evergraph.data.arrangement import chosen_positions, given_split, split_what_can_be, trained_classes
 from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph
 from evergraph.data.mapped import PARTS_HEADER as HEADER
 from evergraph.data.mapped import Described, Known, map_array, new_folder, not_convertible
 from evergraph.data.tasks import Task
-from evergraph.errors import EvergraphError, first_line, no_such_class
+from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.files import file_hash
 from evergraph.persistence.reading import DAMAGE, content_hash, read_record, write_record
 
@@ -176,8 +176,8 @@ def part_sizes(folder: str | Path) -> list[int]:
     return [last - first for first, last in pairwise(starts)]
 
 
-def task_of_parts(graph: Graph, classes: Sequence[ClassName] | None = None, index: int = 0) -> tuple[Task, Tensor]:
-    """Return the task of a graph in parts, with this process's training and validation nodes, and its test nodes.
+def task_of_parts(graph: Graph, classes: Sequence[ClassName] | None = None, index: int = 0) -> Task:
+    """Return the task of a graph in parts, with this process's training, validation and test nodes.
 
     Args:
         graph: this process's share.
@@ -187,13 +187,7 @@ def task_of_parts(graph: Graph, classes: Sequence[ClassName] | None = None, inde
     assert graph.rows is not None
     assert graph.splits is not None
     counts = graph.rows.group.sum([torch.bincount(graph.y[graph.y >= 0], minlength=graph.num_classes)])[0]
-    present = torch.nonzero(counts).reshape(-1).tolist()
-    if classes is not None:
-        position_of = {str(graph.class_names[position]): position for position in present}
-        for name in classes:
-            if str(name) not in position_of:
-                raise no_such_class(graph.name, "node", name, position_of)
-        present = [position_of[str(name)] for name in classes]
+    present = chosen_positions(graph, torch.nonzero(counts).reshape(-1).tolist(), classes)
     chosen, part = torch.isin(graph.y, torch.tensor(present, dtype=torch.long)), graph.splits[:, 0]
     train, val, test = (torch.nonzero(chosen & (part == number)).reshape(-1) for number in range(3))
     sizes = graph.rows.group.sum([torch.bincount(graph.y[train], minlength=graph.num_classes)])[0]
@@ -201,9 +195,9 @@ def task_of_parts(graph: Graph, classes: Sequence[ClassName] | None = None, inde
         raise EvergraphError(f"{graph.name}: no training nodes; convert it anew with some in its split")
     present = trained_classes(graph, present, sizes)
     val = val[torch.isin(graph.y[val], torch.tensor(present, dtype=torch.long))]
-    task = Task(index, present, graph, train, val, test[:0], graph.num_classes)
+    task = Task(index, present, graph, train, val, test, graph.num_classes)
     task._mark = content_hash([graph.rows.mark, present])  # the same in every process
-    return task, test
+    return task
 
 
 def _split(graph: Graph, seed: int) -> Tensor:

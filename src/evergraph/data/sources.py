@@ -12,6 +12,7 @@ from evergraph.data.files import GRAPH_FILES, as_graph, content_mark
 from evergraph.data.from_tables import is_table
 from evergraph.data.graph import Graph
 from evergraph.data.streams import TaskStream, about_numbers
+from evergraph.data.tables import TABLE_FILES
 from evergraph.errors import EvergraphError, unknown
 from evergraph.persistence.reading import exists
 
@@ -63,6 +64,19 @@ def stream(
     return tasks
 
 
+def dataset_of(source: str | Path) -> Dataset | None:
+    """The registered dataset that a source names, with or without settings (`sbm:nodes=500`); None for a file."""
+    return DATASETS.get(str(source).partition(":")[0])
+
+
+def source_name(source: str) -> str:
+    """The name of a dataset without its settings, or of a file or folder: `people` for `data/people.csv:edges=…`."""
+    if (dataset := dataset_of(source)) is not None:
+        return dataset.name
+    path = Path(source.partition(":")[0] if is_table(source) else source)
+    return path.stem if path.suffix in {*GRAPH_FILES, *TABLE_FILES} else path.name
+
+
 def find_graph(
     source: str | Path | Graph | Any,
     data_root: str | Path | None = None,
@@ -78,11 +92,12 @@ def find_graph(
     unnamed = Dataset("graph", lambda data_root: as_graph(source), problem="")
     if not isinstance(source, (str, Path)):
         return as_graph(source, undirected=undirected, numbers=numbers), unnamed
-    name, _, settings = str(source).partition(":")
-    if name in DATASETS:
+    if (dataset := dataset_of(source)) is not None:
         if undirected is False:
-            raise EvergraphError(f"{name} is an undirected graph; keep directions (--directed) of graphs of your own")
-        return DATASETS[name].graph(data_root, settings), DATASETS[name]
+            raise EvergraphError(
+                f"{dataset.name} is an undirected graph; keep directions (--directed) of graphs of your own"
+            )
+        return dataset.graph(data_root, str(source).partition(":")[2]), dataset
     if Path(source).suffix in GRAPH_FILES or is_table(source) or exists(source):
         return as_graph(source, undirected=undirected, numbers=numbers), unnamed
     raise unknown("stream", str(source), [*DATASETS, "a path to an .npz or .pt file", "nodes.csv:edges=edges.csv"])

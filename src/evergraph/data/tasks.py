@@ -14,6 +14,7 @@ from torch import Tensor
 from evergraph.core.settings import NonNegativeInt, NotEmpty, PositiveInt, Seed, checked
 from evergraph.core.sparse import Features, SparseMatrix, block_diagonal
 from evergraph.data.arrangement import (
+    chosen_positions,
     given_split,
     no_labels,
     split_what_can_be,
@@ -30,7 +31,7 @@ from evergraph.data.examples import (
 )
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
-from evergraph.errors import EvergraphError, no_such_class
+from evergraph.errors import EvergraphError
 from evergraph.persistence.reading import content_hash
 
 Part = Literal["train", "val", "test"]
@@ -111,12 +112,7 @@ class Task:
         present = torch.unique(graph.y[graph.y >= 0]).tolist()
         if not present:
             raise no_labels(graph)
-        if classes is not None:
-            position_of = {str(graph.class_names[position]): position for position in present}
-            for name in classes:
-                if str(name) not in position_of:
-                    raise no_such_class(graph.name, graph.level, name, position_of)
-            present = list(dict.fromkeys(position_of[str(name)] for name in classes))
+        present = chosen_positions(graph, present, classes)
         chosen, part = torch.isin(graph.y, torch.tensor(present)), given_split(graph, seed)
         if part is not None:
             train, val, test = (torch.nonzero(chosen & (part == number)).reshape(-1) for number in range(3))

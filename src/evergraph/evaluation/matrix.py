@@ -125,8 +125,13 @@ SUMMARIES.register(
 )
 
 
-def decimal_places(values: Iterable[float], significant: int = 3) -> int:
-    """Number of decimal places (at most 9) that gives the largest value this many significant digits."""
+def decimal_places(values: Iterable[float], unit: str, *, percent: int = 1, significant: int = 3) -> int:
+    """Number of decimal places to print values of one metric with.
+
+    For percentages it is `percent`; for other units, whatever (at most 9) gives the largest value `significant` digits.
+    """
+    if unit == "%":
+        return percent
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     return min(max(significant - 1 - math.floor(math.log10(largest)), 0), 9) if largest else 1
 
@@ -157,7 +162,7 @@ class Evaluation:
         latest: for each task, whether it was learned last and so cannot be forgotten yet; by default the last one.
         rows: numbers measured right after each of the tasks.
         higher_is_better: False for an error.
-        in_percent: False for numbers of any size, which are printed with as many decimal places as that takes.
+        unit: unit of the metric; empty for numbers of any size, which are printed with the decimal places they need.
     """
 
     accuracies: list[float]
@@ -166,7 +171,7 @@ class Evaluation:
     latest: list[bool] = field(default_factory=list)
     rows: list[list[float | None]] = field(default_factory=list)
     higher_is_better: bool = True
-    in_percent: bool = True
+    unit: str = "%"
 
     @property
     def ap(self) -> float:
@@ -191,7 +196,7 @@ class Evaluation:
 
     def __str__(self) -> str:
         measured = [value for value in [*self.accuracies, *self.first] if value is not None]
-        digits, of_means = (1, 2) if self.in_percent else (decimal_places(measured),) * 2
+        digits, of_means = (decimal_places(measured, self.unit, percent=places) for places in (1, 2))
 
         def text(value: float | None, places: int) -> str:
             return "–" if value is None else f"{value:z.{places}f}"

@@ -54,7 +54,7 @@ class Metric:
 
     def written(self, value: float, decimals: int) -> str:
         """Format a value: percentages with so many decimal places, others with three significant digits."""
-        return f"{value:.{decimals if self.unit == '%' else decimal_places([value])}f}"
+        return f"{value:.{decimal_places([value], self.unit, percent=decimals)}f}"
 
     def __call__(self, outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
         """Compute the metric."""

@@ -31,11 +31,6 @@ class Difference:
         """The p-value; None if there are too few pairs to say anything about chance."""
         return self.p_value if self.pairs >= FEWEST else None
 
-    @property
-    def is_significant(self) -> bool:
-        """Whether the difference is more than noise, at the 5 % level."""
-        return self.p_value < LEVEL
-
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
     """Compare two methods run by run: entry i of both has the same seed, split and order of classes."""

@@ -247,7 +247,7 @@ def _by_engine(engine: Engine, waiting: list[Cell], out: str, data_root: str | P
         for cell in new:
             folder = Path(out) / cell.key
             try:
-                seeds = [] if finished_result(folder, cell.spec) is not None else cell.spec.seeds
+                seeds = [] if finished_result(folder, cell.spec, data_root) is not None else cell.spec.seeds
             except EvergraphError as unreadable:
                 yield cell, unreadable
                 continue

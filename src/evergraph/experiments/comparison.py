@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evergraph.core.settings import parse_setting, settings_of
-from evergraph.data import TEST_GRAPHS
-from evergraph.data.files import GRAPH_FILES
+from evergraph.data import TEST_GRAPHS, dataset_of, source_name
 from evergraph.errors import EvergraphError, unknown
 from evergraph.evaluation import mean_std
 from evergraph.experiments import told
@@ -146,10 +145,9 @@ def shares(
 
 
 def stream_titles(sources: Iterable[str]) -> dict[str, str]:
-    """Titles of the streams: names as they are, files by their file name unless two share it."""
+    """Titles of the streams: datasets with their settings, files by their name unless two share it."""
     unique = list(dict.fromkeys(sources))
-    short = [Path(source).stem if Path(source).suffix in GRAPH_FILES else Path(source).name for source in unique]
-    short = [source if source.startswith("sbm:") else name for source, name in zip(unique, short)]
+    short = [source if dataset_of(source) is not None else source_name(source) for source in unique]
     return {source: name if short.count(name) == 1 else source for source, name in zip(unique, short)}
 
 
@@ -157,16 +155,15 @@ def cell_key(
     parts: Mapping[str, Sequence[str]], chosen: Mapping[str, str], settings: Mapping[str, Any] | None = None
 ) -> str:
     """A cell's key: the values of the axes that vary, outermost first, then the method and the varied settings."""
-    varying = [_short(chosen[axis], values) for axis, values in parts.items() if len(values) > 1 and axis != "method"]
+    names = {**chosen, "stream": stream_titles(parts["stream"])[chosen["stream"]]}
+    varying = [_as_folder(names[axis]) for axis, values in parts.items() if len(values) > 1 and axis != "method"]
     own = [f"@{key}={str(value).replace('/', '-')}" for key, value in (settings or {}).items()]
     return "/".join([*varying, chosen["method"] + "".join(own)])
 
 
-def _short(value: str, values: Sequence[str]) -> str:
-    """A value as part of a folder's name: the last component of a path, unless another value shares it."""
-    names = [Path(other).name for other in values]
-    name = Path(value).name if names.count(Path(value).name) == 1 else value.strip("/")
-    return name.replace("/", "-").replace(":", "-")
+def _as_folder(name: str) -> str:
+    """A name as a single component of a path."""
+    return name.strip("/").replace("/", "-").replace(":", "-")
 
 
 def check_names(kind: str, names: Iterable[str]) -> list[str]:
@@ -287,8 +284,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     names = ["stream", "test graph", "leak", "method", *["metric"] * named, "AP", "AF", "runs", "seconds per run"]
     lines = ["| " + " | ".join([*names, "keeps", "bytes kept", "uses", "other test nodes"]) + " |"]
     lines.append("|---|---|--:|---|" + "---|" * named + "--:|--:|--:|--:|---|--:|---|---|")
-    for row in rows:
-        ap, af = (told.mean_and_spread(row[key], row["runs"]) for key in ("ap", "af"))
+    for row, (ap, af) in zip(rows, told.ap_and_af(rows)):
         cells = [row["stream"], row["test_graph"], told.leak_text(row), row_label(row)]
         cells += [*[direction_of(row["metric"])] * named, ap, af, row["runs"]]
         counted = f"{row['kept_bytes']:,}" if row["kept_bytes"] or not row["access"]["keeps"] else "not counted"

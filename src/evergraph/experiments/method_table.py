@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evergraph.evaluation import METRICS, SUMMARIES, decimal_places, mean_std, within_noise
+from evergraph.evaluation import SUMMARIES, decimal_places, mean_std, within_noise
 from evergraph.evaluation.significance import FEWEST
 from evergraph.experiments import told
 from evergraph.experiments.comparison import row_label, settings_apart, stream_titles
@@ -114,7 +114,7 @@ def method_table(
     """
     found: dict[str, dict[str, dict[tuple[str, int], float]]] = {}
     summary, signs = SUMMARIES[measure], dict[str, int]()  # −1 for a column of errors, where smaller is better
-    metrics, percent = dict[str, str](), dict[str, bool]()
+    metrics, units = dict[str, str](), dict[str, str]()
     results = [one for measured in results for one in each_test_graph(measured)]
     labels = [
         row_label({"method": result["method"], "settings": settings})
@@ -131,7 +131,7 @@ def method_table(
         better = metric["higher_is_better"]
         signs[title] = 1 if better or summary.is_gain else -1
         metrics[title] = metric["name"]
-        percent[title] = metric["name"] not in METRICS or metric["unit"] == "%"
+        units[title] = metric["unit"]
         for seed, matrix in zip(result["seeds"], result["matrices"]):
             own[str(protocol.get("order")), seed] = summary.of(matrix, higher_is_better=better)
     methods = list(dict.fromkeys(labels))
@@ -145,7 +145,7 @@ def method_table(
         best = max(total, key=total.__getitem__, default=None)
         enough = len(shared) >= FEWEST
         tied = within_noise(rivals, best) if best is not None and enough else {}
-        digits = 1 if percent[title] else decimal_places(value for runs in column.values() for value in runs.values())
+        digits = decimal_places((value for runs in column.values() for value in runs.values()), units[title])
         for method in methods:
             runs = column.get(method)
             marks = method == best, tied.get(method, False if enough else None)

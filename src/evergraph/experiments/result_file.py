@@ -7,15 +7,18 @@ the runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
+from evergraph.data import dataset_of
 from evergraph.errors import EvergraphError
-from evergraph.experiments.run_folder import RunRecord, check_graph, check_same_graph, current_mark
+from evergraph.experiments.run_folder import RunRecord, check_same_graph, current_mark, may_change
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import write_atomically
 from evergraph.persistence.reading import as_json, parse_json, read_record, read_text
+from evergraph.persistence.run_files import RUN
+from evergraph.training.driver import CHECKPOINT_SECONDS
 
 RESULTS = "results.jsonl"
 CELLS = "cells"  # the folder of the runs, beside the file
@@ -75,7 +78,9 @@ class EverySoOften:
         seconds: minimum time between two calls.
     """
 
-    def __init__(self, save: Callable[[dict[str, dict[str, Any]]], object], seconds: float = 20) -> None:
+    def __init__(
+        self, save: Callable[[dict[str, dict[str, Any]]], object], seconds: float = CHECKPOINT_SECONDS
+    ) -> None:
         self.save, self.seconds, self.saved = save, seconds, time.monotonic()
 
     def __call__(self, results: dict[str, dict[str, Any]]) -> None:
@@ -99,7 +104,10 @@ def each_test_graph(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def known_result(entries: Mapping[str, dict[str, Any]], key: str, spec: RunSpec) -> dict[str, Any] | None:
-    """Return a cell's result from the file; None if it is missing or seeds were added. Raise if the settings differ."""
+    """Return a cell's result from the file; None if it is missing or seeds were added.
+
+    Raise if the settings differ, or if the graph's file has changed; `check_one_graph` looks at datasets.
+    """
     if key not in entries:
         return None
     if differ := spec.differences(entries[key]["spec"]):
@@ -107,7 +115,8 @@ def known_result(entries: Mapping[str, dict[str, Any]], key: str, spec: RunSpec)
     result: dict[str, Any] = entries[key]["result"]
     if result["seeds"] != spec.seeds:  # seeds were added
         return None
-    check_graph(spec, result.get("graph"), f"{RESULTS}: {key}")
+    if result.get("graph") is not None and dataset_of(spec.source) is None:
+        check_same_graph(spec.source, current_mark(spec, None), result["graph"], f"{RESULTS}: {key}")
     return result
 
 
@@ -124,7 +133,7 @@ def stored_keys(specs: Mapping[str, RunSpec], entries: Mapping[str, dict[str, An
     listed = {key: entry["spec"] for key, entry in entries.items()}
     found = {key: stored_key(key, spec, listed) for key, spec in specs.items()}
     if None in found.values():
-        begun = recorded_specs(cells, "run.json")
+        begun = recorded_specs(cells, RUN)
         found = {key: found[key] or stored_key(key, spec, begun) for key, spec in specs.items()}
     return {found[key] or key: spec for key, spec in specs.items()}
 
@@ -149,22 +158,30 @@ def recorded_specs(folder: Path, name: str) -> dict[str, dict[str, Any]]:
 
 
 def check_one_graph(
-    entries: Mapping[str, dict[str, Any]], left: Mapping[str, RunSpec], cells: Path, data_root: str | Path | None
+    entries: Mapping[str, dict[str, Any]],
+    specs: Mapping[str, RunSpec],
+    left: Collection[str],
+    cells: Path,
+    data_root: str | Path | None,
 ) -> None:
-    """Raise if a cell that is left to run would be on another graph than earlier cells of the same source.
+    """Raise if earlier cells were run on another graph than their source holds now.
+
+    Published datasets are read only if cells on them are left to run.
 
     Args:
         entries: the cells of the results file.
-        left: the cells to run.
+        specs: all cells.
+        left: the keys of those to run.
         cells: the folder of the runs; those of `left` may have begun, or be finished, there.
         data_root: folder of the datasets.
     """
     earlier = [(f"{RESULTS}: {key}", one["spec"], one["result"].get("graph")) for key, one in entries.items()]
     for key in left:
-        if (config := cells / key / "run.json").exists():
+        if (config := cells / key / RUN).exists():
             record = read_record(config, RunRecord, "name another folder with --out")
             earlier.append((str(cells / key), record["spec"], record["graph"]))
-    for name, spec in {_graph_asked(spec.as_dict()): spec for spec in left.values()}.items():
+    to_read = [spec for key, spec in specs.items() if key in left or may_change(spec.source)]
+    for name, spec in {_graph_asked(spec.as_dict()): spec for spec in to_read}.items():
         alike = [(place, mark) for place, saved, mark in earlier if mark and _graph_asked(saved) == name]
         current = current_mark(spec, data_root) if alike else ""
         for place, mark in alike:

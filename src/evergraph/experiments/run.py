@@ -20,6 +20,7 @@ from evergraph.experiments.specification import RunSpec
 from evergraph.experiments.told import other_test_nodes
 from evergraph.persistence.files import make_folder, only_writer, taken_folder
 from evergraph.persistence.reading import write_record
+from evergraph.persistence.run_files import RESULT
 from evergraph.training import Learner, pick_device
 from evergraph.training.side_by_side import together
 from evergraph.training.snapshot import model_name
@@ -68,7 +69,7 @@ def finish_run(
 
     `first` is the stream of the first seed, if it has already been made.
     """
-    if (done := finished_result(folder, spec)) is not None:
+    if (done := finished_result(folder, spec, data_root)) is not None:
         return done
     # check all input before anything is written
     device = pick_device(spec.device)
@@ -94,7 +95,7 @@ def finish_run(
         results = [seed() for seed in seeds] if in_turn else together(seeds, device)
         result = {**_result(spec, folder, first, learner, device, results), "run": mark, "graph": first.graph_mark}
         logging.finish(result)
-        write_record(folder / "result.json", result, indent=1)
+        write_record(folder / RESULT, result, indent=1)
     return result
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from evergraph.core.settings import NotEmpty
-from evergraph.data import DATASETS, TaskStream, find_graph
+from evergraph.data import TaskStream, dataset_of, find_graph, source_name
 from evergraph.data.files import content_mark, file_mark
 from evergraph.data.streams import about_numbers
 from evergraph.errors import EvergraphError
@@ -17,6 +17,7 @@ from evergraph.experiments.provenance import describe_device, versions
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import holds_something
 from evergraph.persistence.reading import HASH, as_json, content_hash, exists, read_json, read_record, write_record
+from evergraph.persistence.run_files import RESULT, RUN
 from evergraph.training import pick_device
 
 Row = list[float | None]
@@ -61,7 +62,7 @@ class ResultRecord(TypedDict):
 
 def check_folder(folder: Path, spec: RunSpec, resume: bool) -> None:
     """Refuse to mix two runs in one folder."""
-    config = folder / "run.json"
+    config = folder / RUN
     if not config.exists():
         if holds_something(folder) and not config.exists():  # another seed's process may just have begun the run
             raise EvergraphError(f"{folder} exists and is not a run's folder; name another with --out")
@@ -79,28 +80,23 @@ def check_same_graph(source: str, graph: str, known: str, place: str | Path) -> 
         raise EvergraphError(f"{place} was run on another graph: {source} has changed since; name another with --out")
 
 
-def is_dataset(source: str) -> bool:
-    """Whether a source names a registered dataset, not a file."""
-    return source.partition(":")[0] in DATASETS
-
-
 def current_mark(spec: RunSpec, data_root: str | Path | None) -> str:
     """The mark of the graph that a specification's source holds now."""
     undirected, numbers = spec.stream.get("undirected"), about_numbers(spec.problem)
-    if is_dataset(spec.source):
+    if dataset_of(spec.source) is not None:
         return content_mark(find_graph(spec.source, data_root, undirected, numbers)[0])
     return file_mark(spec.source, undirected=undirected, numbers=numbers)
 
 
-def check_graph(spec: RunSpec, known: str | None, place: str | Path) -> None:
-    """Raise if the graph file of a finished run has changed. Datasets are read only where something is left to run."""
-    if known is not None and not is_dataset(spec.source):
-        check_same_graph(spec.source, current_mark(spec, None), known, place)
+def may_change(source: str) -> bool:
+    """Whether a source may hold another graph than before. Published datasets do not: they are checked when read."""
+    dataset = dataset_of(source)
+    return dataset is None or not dataset.checked_by
 
 
 def write_new(folder: Path, spec: RunSpec, tasks: TaskStream) -> str:
     """Write `run.json` once, adding other versions or another device on resumption; return the run's mark."""
-    path = folder / "run.json"
+    path = folder / RUN
     now = {"versions": versions(), "device": describe_device(pick_device(spec.device))}
     if not path.exists():
         content = {"spec": json.loads(as_json(spec.as_dict())), "graph": tasks.graph_mark, **now}
@@ -122,27 +118,31 @@ def run_mark(record: Mapping[str, Any]) -> str:
     return content_hash([settings, record["graph"]])
 
 
-def finished_result(folder: Path, spec: RunSpec) -> dict[str, Any] | None:
-    """Return the result of the run in a folder; None if it is not finished, or if seeds were added."""
-    if not (folder / "result.json").exists():
+def finished_result(folder: Path, spec: RunSpec, data_root: str | Path | None) -> dict[str, Any] | None:
+    """Return the result of the run in a folder; None if it is not finished, or if seeds were added.
+
+    Raise if the run's graph has changed since.
+    """
+    if not (folder / RESULT).exists():
         return None
     result = read_result(folder)
     if result.get("seeds", spec.seeds) != spec.seeds:
         return None
-    check_graph(spec, result.get("graph"), folder)
+    if result.get("graph") is not None and may_change(spec.source):
+        check_same_graph(spec.source, current_mark(spec, data_root), result["graph"], folder)
     return result
 
 
 def read_result(folder: str | Path) -> dict[str, Any]:
     """Read the result of a finished run."""
-    path = Path(folder) / "result.json"
+    path = Path(folder) / RESULT
     if not path.exists():
-        state = "a run that is not finished" if (Path(folder) / "run.json").exists() else "no run"
+        state = "a run that is not finished" if (Path(folder) / RUN).exists() else "no run"
         raise EvergraphError(f"{folder} holds {state}; finish it with --resume or name a run's folder")
     result: dict[str, Any] = read_json(path, ResultRecord)
     if HASH in result or "run" in result:  # results of version 0.1 have neither
         result = read_record(path, ResultRecord)
-        config = Path(folder) / "run.json"
+        config = Path(folder) / RUN
         if exists(config) and run_mark(read_record(config, RunRecord)) != result.get("run"):
             raise EvergraphError(f"{path} is another run's than {config}; restore it from a copy")
     return {**result, "run_dir": str(folder)}
@@ -150,7 +150,7 @@ def read_result(folder: str | Path) -> dict[str, Any]:
 
 def default_folder(source: str, method: str) -> Path:
     """A new folder under `runs/`, named after the stream, the method and the time."""
-    name = f"{Path(source.split(':')[0]).stem[:80]}-{method[:80]}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{source_name(source)[:80]}-{method[:80]}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder, number = Path("runs") / name, 1
     while folder.exists():
         number += 1

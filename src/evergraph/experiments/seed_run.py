@@ -17,6 +17,7 @@ from evergraph.methods.state import count_bytes
 from evergraph.persistence.checkpoint import INDEX, remove_tree
 from evergraph.persistence.files import make_folder, remove_scratch, write_atomically
 from evergraph.persistence.reading import as_csv, exists, read_record, write_record
+from evergraph.persistence.run_files import MATRIX
 from evergraph.training import Learner, Progress
 from evergraph.training.driver import Driver
 from evergraph.training.side_by_side import clock
@@ -60,17 +61,19 @@ class SeedRun:
         learner = self.spec.learner(self.seed, self.tasks.problem)
         state: dict[str, Any] = {"matrix": [], "also_tested": {name: [] for name in self.spec.also_test}}
         state |= {"validation": [], "log": [], "kept_bytes": [], "model_bytes": [], "seconds": 0.0, "finished": False}
-        state |= self.mark
+        state |= {"arrived": 0, **self.mark}  # what `learn` was called with for all tasks measured so far
         if (self.checkpoint / INDEX).exists():
             learner = self._load()
             state = learner.notes
         state.setdefault("task_classes", task_contents(self.tasks))  # not in checkpoints of earlier versions
+        if "arrived" not in state:  # nor is this
+            state["arrived"] = sum(len(self._arrivals(earlier)) for earlier in range(len(state["matrix"])))
         for index in range(len(state["matrix"]), len(self.tasks)):
             self._learn(learner, index, state)
         state["leak"] = self._leak()
         state["finished"] = True
         write_atomically(self.folder / "log.csv", _log_table(state["log"]))
-        write_record(self.folder / "matrix.json", state)  # from here on the seed is done
+        write_record(self.folder / MATRIX, state)  # from here on the seed is done
         remove_tree(self.checkpoint)
         return state
 
@@ -88,10 +91,10 @@ class SeedRun:
             self.clock = now
             return state
 
-        learned_before = sum(len(self._arrivals(earlier)) for earlier in range(index))
-        for arrived in self._arrivals(index)[learner.num_tasks - learned_before :]:
+        for arrived in self._arrivals(index)[learner.num_tasks - state["arrived"] :]:
             log = self.driver.learn(learner, arrived, on_epoch=on_epoch, notes=notes)
             state["log"] += [{"task": index, **row} for row in log]
+        state["arrived"] = learner.num_tasks
         state["matrix"].append(self._row(learner, index, self.tasks.test_graph))
         for name in self.spec.also_test:
             state["also_tested"][name].append(self._row(learner, index, name))
@@ -105,7 +108,7 @@ class SeedRun:
         metric = METRICS[self.spec.metric or learner.problem.metric]
         self.logging.task(self.seed, state["matrix"], higher_is_better=metric.higher_is_better)
         self.driver.commit(learner, notes)
-        write_record(self.folder / "matrix.json", state)
+        write_record(self.folder / MATRIX, state)
 
     def _arrivals(self, index: int) -> list[Task]:
         """What `learn` is called with for a task: the whole task, or its pieces if tasks have no boundaries."""
@@ -156,7 +159,7 @@ class SeedRun:
 
     def _read_finished(self) -> dict[str, Any] | None:
         """Return the seed's result if it is done, else None."""
-        path, advice = self.folder / "matrix.json", f"remove {self.folder} to begin seed {self.seed} anew"
+        path, advice = self.folder / MATRIX, f"remove {self.folder} to begin seed {self.seed} anew"
         if not exists(path):
             return None
         state = read_record(path, SeedRecord, advice)
@@ -174,7 +177,7 @@ def task_contents(tasks: TaskStream) -> list[list[str]]:
 
 def seed_is_done(folder: Path, seed: int) -> bool:
     """Whether a seed of a run has all its results."""
-    path = folder / f"seed-{seed}" / "matrix.json"
+    path = folder / f"seed-{seed}" / MATRIX
     return path.exists() and read_record(path, SeedRecord, f"remove {path.parent} to begin the seed anew")["finished"]
 
 

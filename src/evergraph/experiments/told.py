@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from evergraph.data import TEST_GRAPHS
+from evergraph.evaluation import decimal_places
+from evergraph.experiments.metric_titles import describe_metric
 from evergraph.methods import Access
 
 USES = {"old_labels": "old labels", "task_identity": "task identity", "all_data": "all data"}
@@ -77,6 +79,28 @@ def mean_and_spread(value: Mapping[str, float], runs: int, digits: int = 2) -> s
     """Format as mean ± std; the mean alone if there was one run, which has no spread."""
     mean = f"{value['mean']:.{digits}f}"
     return f"{mean} ± {value['std']:.{digits}f}" if runs > 1 else mean
+
+
+def ap_and_af(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """AP and AF of results or rows of a table, as text, with the decimal places that their metric needs.
+
+    Rows of one stream, test graph and metric have the same number of them.
+    """
+    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    keys = []
+    for row in rows:
+        own = row.get("protocol", row)
+        keys.append((str(row["stream"]), str(own.get("test_graph")), describe_metric({"protocol": own})["name"]))
+        groups.setdefault(keys[-1], []).append(row)
+    digits = {}
+    for key, members in groups.items():
+        unit = describe_metric({"protocol": {"metric": key[-1]}})["unit"]
+        values = [row[measure]["mean"] for row in members for measure in ("ap", "af")]
+        digits[key] = decimal_places(values, unit, percent=2)
+    return [
+        (mean_and_spread(row["ap"], row["runs"], digits[key]), mean_and_spread(row["af"], row["runs"], digits[key]))
+        for row, key in zip(rows, keys)
+    ]
 
 
 def leak_text(result: Mapping[str, Any]) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from evergraph import registry
-from evergraph.core.capabilities import Answer, capability
+from evergraph.core.capabilities import Answer, capability, capable
 from evergraph.core.params import Direction, Params
 from evergraph.core.settings import Checked
 from evergraph.data.batching import Batch
@@ -66,8 +66,12 @@ class Method(metaclass=Checked):
     """Why the method cannot be composed with one that keeps something (`Access.keeps`); empty if it can."""
     no_validation: ClassVar[str] = ""
     """Why its training data has no validation examples, which early stopping needs; empty if it has the task's."""
+    trains_on_validation: ClassVar[bool] = False
+    """Whether its training data includes the task's validation examples, which then calibrate nothing."""
     ends_last: ClassVar[bool] = False
     """Whether `end_task` runs after that of all composed methods, because it reads or changes their results."""
+    learns_without_epochs: ClassVar[bool] = False
+    """Whether the method learns a task even if no epoch is trained, as a closed form does."""
     hold: ClassVar[tuple[str, ...]] = ("strength",)
     """Settings that preserve old tasks: the larger, the more so. Some selection rules order candidates by them."""
     besides: ClassVar[str] = ""
@@ -258,6 +262,10 @@ class Method(metaclass=Checked):
     def parts(self) -> list[Method]:
         """Return the methods that this one is composed of: itself, or the parts of a `Compose`."""
         return [self]
+
+    def capability_of_a_part(self, name: str) -> Callable[..., Any] | None:
+        """Return a capability of the first of its parts that has it; None if there is none."""
+        return next((found for part in self.parts() if (found := capable(part, name)) is not None), None)
 
     @property
     def title(self) -> str:

@@ -84,6 +84,11 @@ class Compose(Method):
         return next((method.no_validation for method in self.methods if method.no_validation), "")
 
     @property
+    def trains_on_validation(self) -> bool:  # type: ignore[override]
+        """Whether any part trains on validation examples."""
+        return any(method.trains_on_validation for method in self.methods)
+
+    @property
     def reads_layers(self) -> bool:  # type: ignore[override]
         """Whether any part reads hidden layers."""
         return any(method.reads_layers for method in self.methods)

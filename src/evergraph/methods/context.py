@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from evergraph.core.capabilities import capable
 from evergraph.core.params import Direction, Params, trained_params
 from evergraph.core.recording import Layer
 from evergraph.core.workers import ALONE, workers
@@ -93,9 +92,8 @@ class Context(Shared):
         return self.batcher.exact().batches(self.train, batch_size or self.batch_size)
 
     def capability_of_a_part(self, name: str) -> Callable[..., Any] | None:
-        """Return a capability of the method, or of the first of its parts that has it; None if there is none."""
-        parts = self.method.parts() if self.method is not None else []
-        return next((found for part in parts if (found := capable(part, name)) is not None), None)
+        """Return a capability of the first part of the method that has it; None if there is none."""
+        return None if self.method is None else self.method.capability_of_a_part(name)
 
     def reduced(self, per_example: Tensor) -> Tensor:
         """Reduce a number per example as the loss is reduced."""

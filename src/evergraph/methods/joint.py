@@ -41,6 +41,11 @@ class Joint(Method):
         """Why there are no validation examples, if it trains on them."""
         return "joint trains on them too (learn_validation)" if self.learn_validation else ""
 
+    @property
+    def trains_on_validation(self) -> bool:  # type: ignore[override]
+        """Whether it trains on validation examples, as a setting."""
+        return self.learn_validation
+
     def start_task(self, context: Context) -> None:
         """Reset the parameters: each task is learned from scratch, together with all before it."""
         context.model.start_over()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from evergraph.core.capabilities import capability, capable
-from evergraph.core.params import Params, copy_params
+from evergraph.core.params import Params, copy_buffers, copy_params
 from evergraph.core.settings import NonNegative, Positive, is_zero
 from evergraph.core.shortcuts import fast
 from evergraph.core.workers import workers
@@ -138,7 +138,6 @@ class LwF(Method):
 
     def end_task(self, context: Context) -> None:
         """Store the current network as the next task's teacher."""
-        buffers = {name: value.clone() for name, value in context.model.named_buffers()}
-        self.teacher_ = {**copy_params(context.model), **buffers}
+        self.teacher_ = {**copy_params(context.model), **copy_buffers(context.model)}
         self.seen_ = [*self.seen_, context.num_seen]
         self._at_all = None

@@ -71,7 +71,8 @@ class Quadratic(Method):
             gap = anchor[name] - centre
             # F₁(θ−a)² + F₂(θ−b)² = (F₁+F₂)(θ−c)² + F₁F₂/(F₁+F₂) (a−b)²
             self.constant_ += float((old * share * gap.square()).sum())
-            self.anchor_[name] = centre + share * gap
+            # exactly one of the two where only one task has importance: Adam would enlarge a rounding to a step
+            self.anchor_[name] = torch.lerp(centre, anchor[name], share)
             self.importance_[name] = total
 
     def move(self, importance: Params, anchor: Params, decay: float = 1.0) -> None:

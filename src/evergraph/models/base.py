@@ -27,6 +27,7 @@ Form = Literal["whole", "rows", "padded"]
 padded to one shape."""
 SAMPLED = No("sampled neighbourhoods have no fixed number of edges")  # an answer to `steps_can_be_captured`
 NODES_AT_ONCE = 4096  # nodes in a batch when no gradient is needed
+MEASURED_AT_ONCE = 2048  # nodes in a batch whose validation loss, or whose embeddings, are measured
 
 
 class GraphModel(nn.Module, metaclass=Checked):

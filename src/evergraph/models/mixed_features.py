@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from evergraph.core.settings import NonNegative, NonNegativeInt, PositiveInt
 from evergraph.models.base import MODELS
@@ -22,7 +22,8 @@ class MixedFeatures(RandomFeatures):
     itself, after one and two steps, and linear blocks of a node's own features and of the same two means.
 
     Args:
-        hidden: number of random features, all random blocks together.
+        hidden: number of random features, all random blocks together; by default 7,168 of nodes, and of graphs and
+            links as in `random-features`.
         blocks: as in `random-features`.
         linear_width: largest number of columns of a linear block; 0 for as many as the features have.
         kept: which of the blocks are still present; empty for all.
@@ -30,9 +31,11 @@ class MixedFeatures(RandomFeatures):
         scales: as in `random-features`.
     """
 
+    default_hidden: ClassVar[int] = 7168
+
     def __init__(
         self,
-        hidden: PositiveInt = 7168,
+        hidden: PositiveInt | None = None,
         blocks: Sequence[Sequence[Any]] = MIXED,
         linear_width: NonNegativeInt = 0,
         kept: Sequence[bool] = (),

@@ -69,13 +69,11 @@ class ModuleModel(GraphModel):
             now[name.replace("/", ".")].copy_(value)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
-        """Load a checkpoint's initial values too; one of version 0.1 has none, so the given module's are kept."""
+        """Load a checkpoint's initial values too."""
         prefix_of_initial = f"{prefix}initial."
         for key, value in state_dict.items():
             if key.startswith(prefix_of_initial):
                 self.initial.register_buffer(key.removeprefix(prefix_of_initial), torch.empty_like(value))
-        for name, value in self.initial.named_buffers():
-            state_dict.setdefault(prefix_of_initial + name, value)
         super()._load_from_state_dict(state_dict, prefix, *more)
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:

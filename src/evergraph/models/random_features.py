@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -69,7 +69,8 @@ class RandomFeatures(GraphModel):
     the constant `lift` (`scale_inputs`).
 
     Args:
-        hidden: number of random features, all random blocks together.
+        hidden: number of random features, all random blocks together; by default 5,120 of nodes, 1,280 of graphs and
+            640 of each end of a link.
         blocks: pairs (k, b), or triples (k, b, "linear").
         linear_width: largest number of columns of a linear block; 0 for as many as the features have.
         kept: which of the blocks are still present; empty for all. Set by methods that drop blocks.
@@ -79,10 +80,12 @@ class RandomFeatures(GraphModel):
     """
 
     reads_edge_weights = True
+    default_hidden: ClassVar[int] = 5120
+    """Number of random features of nodes if none is given."""
 
     def __init__(
         self,
-        hidden: PositiveInt = 5120,
+        hidden: PositiveInt | None = None,
         blocks: Sequence[Sequence[Any]] = BLOCKS,
         linear_width: NonNegativeInt = 0,
         kept: Sequence[bool] = (),
@@ -97,11 +100,12 @@ class RandomFeatures(GraphModel):
         self.all_blocks: list[Block] = parse_blocks(blocks)
         self.kept = [bool(keep) for keep in kept] or [True] * len(self.all_blocks)
         num_random = sum(not block.linear for block in self.all_blocks)
-        if not self.all_blocks or hidden < num_random:
-            raise EvergraphError(f"random features: hidden={hidden} is too narrow for {num_random} blocks")
+        width = hidden or self.default_hidden
+        if not self.all_blocks or width < num_random:
+            raise EvergraphError(f"random features: hidden={width} is too narrow for {num_random} blocks")
         if len(self.kept) != len(self.all_blocks) or not any(self.kept):
             raise EvergraphError(f"random features: kept={list(kept)} does not say which of the blocks to keep")
-        self.block_width = hidden // max(num_random, 1)
+        self.block_width = width // max(num_random, 1)
         self.projection_seed: Tensor
 
     @property
@@ -116,7 +120,7 @@ class RandomFeatures(GraphModel):
         return RandomFeatures(width, blocks, self.linear_width, self.kept, self.lift, self.scales)
 
     def hyperparameters(self) -> dict[str, object]:
-        """Return constructor arguments that make an equal model."""
+        """Return constructor arguments that make an equal model; `hidden` is None until `setup` if none was given."""
         settings: dict[str, object] = {"hidden": self.hidden, "blocks": [block.written() for block in self.all_blocks]}
         if self.linear_width:
             settings["linear_width"] = self.linear_width
@@ -136,6 +140,7 @@ class RandomFeatures(GraphModel):
         if unknown := [number for number, _, _ in self._columns() if number >= in_channels]:
             raise EvergraphError(f"random features: scales names column {unknown[0]}; there are 0 to {in_channels - 1}")
         self.in_channels, self.out_channels = in_channels, out_channels
+        self.hidden = self.hidden or self.default_hidden
         self.register_buffer("projection_seed", torch.zeros((), dtype=torch.long))
         self.head = nn.Parameter(torch.zeros(sum(self.widths()) + 1, out_channels))
         self.reset_parameters()

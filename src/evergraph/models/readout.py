@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evergraph.core.capabilities import Answer, capability, capable
 from evergraph.core.recording import linear
-from evergraph.core.settings import PositiveInt, settings_of
+from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
@@ -96,7 +96,7 @@ class Pooled(Readout):
     """Graph-level model: the mean (or sum) of the nodes' outputs.
 
     The last layer of a node-level model is linear, so this is a linear head on pooled features: pooling comes before
-    the head, as is usual in networks for graphs. Random features number 1,280 instead of their default for nodes.
+    the head, as is usual in networks for graphs. Random features number 1,280 unless their number is given.
 
     Args:
         node_model: the node-level model.
@@ -116,9 +116,9 @@ class Pooled(Readout):
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Delegate to the node-level model."""
         self.in_channels, self.out_channels = in_channels, out_channels
-        if (of_width := capable(self.node_model, "of_width")) is not None:
-            given, default = self.node_model.hyperparameters()["hidden"], settings_of(type(self.node_model))["hidden"]
-            self.node_model = of_width(POOLED_WIDTH) if given == default else self.node_model
+        of_width = capable(self.node_model, "of_width")
+        if of_width is not None and self.node_model.hyperparameters()["hidden"] is None:
+            self.node_model = of_width(POOLED_WIDTH)
         self.node_model.setup(in_channels, out_channels)
 
     def reset_parameters(self) -> None:
@@ -191,8 +191,8 @@ class Paired(Readout):
         """Set up the node-level model, and a Glorot-uniform head with zero biases on top."""
         self.in_channels, self.out_channels = in_channels, out_channels
         if (of_width := capable(self.node_model, "of_width")) is not None:
-            given = int(self.node_model.hyperparameters()["hidden"])
-            self.node_model = of_width(self.width or min(given, FIXED_WIDTH))
+            given = self.node_model.hyperparameters()["hidden"]
+            self.node_model = of_width(self.width or min(given or FIXED_WIDTH, FIXED_WIDTH))
             self.width = int(self.node_model.hyperparameters()["hidden"])
         module = getattr(self.node_model, "module", None)
         if self.width is None:

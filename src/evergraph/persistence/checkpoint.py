@@ -2,13 +2,12 @@
 
 A checkpoint is a folder with `learner.json` (the tree, a format version, the name of the tensor file, the
 hashes of both) and that tensor file. A save writes a new tensor file first and replaces `learner.json`
-last, in one atomic step; so at any moment, whatever happens, the folder holds one complete checkpoint.
+last, in one atomic step; so at any moment, whatever happens, the folder holds one complete checkpoint. Saves into one
+folder take turns, so that none removes the tensors of another.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import time
@@ -21,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from evergraph.errors import EvergraphError, first_line
-from evergraph.persistence.files import file_hash, make_folder, remove_file, remove_scratch, write_atomically
-from evergraph.persistence.reading import MissingFileError, exists, read_json, regular_file
+from evergraph.persistence.files import file_hash, in_turn, make_folder, remove_file, remove_scratch
+from evergraph.persistence.reading import MissingFileError, exists, read_json, regular_file, unaltered, write_record
 
 FORMAT = 2
 INDEX = "learner.json"
@@ -36,6 +35,12 @@ def save_tree(folder: str | Path, tree: dict[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     skeleton = _flatten(tree, "", tensors)
     make_folder(folder)
+    with in_turn(folder):
+        _write(folder, skeleton, tensors)
+
+
+def _write(folder: Path, skeleton: Any, tensors: dict[str, Tensor]) -> None:
+    """Write the tensors, then the index that names them, then remove what it does not name."""
     scratch = folder / f".tensors.{os.getpid()}.part"
     try:
         try:
@@ -62,7 +67,7 @@ def save_tree(folder: str | Path, tree: dict[str, Any]) -> None:
         "tree": skeleton,
     }
     try:
-        write_atomically(folder / INDEX, json.dumps({**index, "sha256": _hash(index)}))
+        write_record(folder / INDEX, index)
     finally:
         _sweep(folder)
 
@@ -117,9 +122,7 @@ def read_index(folder: str | Path) -> dict[str, Any]:
             f"{folder}: checkpoint format {index['format']} is of evergraph 0.1, which this version cannot continue; "
             "use 0.1 for it, or learn anew"
         )
-    if index.pop("sha256", None) != _hash(index):
-        raise EvergraphError(f"{path} is damaged (its hash does not fit its content); restore it from a copy")
-    return index
+    return unaltered(index, path)
 
 
 def read_plain(folder: str | Path, key: str) -> Any:
@@ -131,8 +134,11 @@ def read_plain(folder: str | Path, key: str) -> Any:
 def remove_tree(folder: str | Path) -> None:
     """Remove a checkpoint, its index first, so that no partial one is ever found."""
     folder = Path(folder)
-    remove_file(folder / INDEX)
-    _sweep(folder)
+    if not folder.is_dir():
+        return
+    with in_turn(folder):
+        remove_file(folder / INDEX)
+        _sweep(folder)
     with suppress(OSError):
         folder.rmdir()
 
@@ -148,10 +154,6 @@ def _sweep(folder: Path) -> None:
         if old.name != used:
             remove_file(old)
     remove_scratch(folder)
-
-
-def _hash(index: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(index).encode()).hexdigest()
 
 
 def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

@@ -50,35 +50,54 @@ def make_folder(folder: Path, advice: str = "name another folder") -> None:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Lock a folder against other processes. The system releases the lock when this process ends, however it ends."""
+    """Lock a folder against other processes; raises if another one is working there."""
+    with _locked(folder / ".lock", wait=False):
+        yield
+
+
+@contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Wait until no other process or thread is within this context for the same folder; it cannot be nested.
+
+    For one write at a time, whether or not a process has the folder for itself (`only_writer`).
+    """
+    with _locked(folder / ".turn", wait=True):
+        yield
+
+
+@contextmanager
+def _locked(path: Path, wait: bool) -> Iterator[None]:
+    """Lock a file. The system releases the lock when this process ends, however it ends."""
     try:
         import fcntl
     except ImportError:  # no such locks on this system: the user has to avoid two writers
         yield
         return
-    path = folder / ".lock"
-    try:
-        file = open(path, "w")  # noqa: SIM115  # held open as long as the lock
-    except OSError as error:
-        raise EvergraphError(f"cannot write to {folder} ({first_line(error)}); name another folder") from None
-    with file:
+    current = False
+    while not current:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            current = os.stat(path).st_ino == os.fstat(file.fileno()).st_ino
-        except (BlockingIOError, FileNotFoundError):
-            current = False
-        except OSError:  # a file system without locks
-            current = True
-        if not current:
-            raise EvergraphError(f"another process is working in {folder}; wait for it, or name another folder")
-        try:
-            yield
-        finally:
-            remove_file(path)
+            file = open(path, "w")  # noqa: SIM115  # held open as long as the lock
+        except OSError as error:
+            raise EvergraphError(f"cannot write to {path.parent} ({first_line(error)}); name another folder") from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                current = os.stat(path).st_ino == os.fstat(file.fileno()).st_ino  # its last holder has removed it
+            except (BlockingIOError, FileNotFoundError):
+                current = False
+            except OSError:  # a file system without locks
+                current = True
+            if current:
+                try:
+                    yield
+                finally:
+                    remove_file(path)
+        if not current and not wait:
+            raise EvergraphError(f"another process is working in {path.parent}; wait for it, or name another folder")
 
 
 def remove_scratch(folder: Path) -> None:
-    """Remove leftovers of killed writers from a folder; only for the holder of its lock (`only_writer`)."""
+    """Remove leftovers of killed writers from a folder; only for a holder of its locks (`only_writer`, `in_turn`)."""
     for pattern in SCRATCH:
         for left in folder.glob(pattern):
             remove_file(left)
@@ -128,7 +147,8 @@ def taken_folder(folder: Path, look: Callable[[], Found], *, advice: str = "name
     try:
         with only_writer(folder):
             found = look()
-            remove_scratch(folder)
+            with in_turn(folder):
+                remove_scratch(folder)
             yield found
     finally:
         with suppress(OSError):  # the first that is not empty stays, and so do its parents

@@ -117,12 +117,18 @@ def write_record(path: Path, record: dict[str, Any], indent: int | None = None) 
 
 def read_record(path: str | Path, shape: Any = None, advice: str = RESTORE) -> dict[str, Any]:
     """Read what `write_record` wrote; raises if it was altered."""
-    record: dict[str, Any] = read_json(path, dict, advice)
-    if record.pop(HASH, None) != content_hash(record):
-        raise EvergraphError(f"{path} is damaged (its hash does not fit its content); {advice}")
+    record = unaltered(read_json(path, dict, advice), path, advice)
     if shape is not None and (reason := misfit(record, shape)):
         raise EvergraphError(f"{path} is damaged ({reason}); {advice}")
     return record
+
+
+def unaltered(record: dict[str, Any], path: str | Path, advice: str = RESTORE) -> dict[str, Any]:
+    """Return the content of a record; raises if it does not fit the record's hash."""
+    content = {key: value for key, value in record.items() if key != HASH}
+    if record.get(HASH) != content_hash(content):
+        raise EvergraphError(f"{path} is damaged (its hash does not fit its content); {advice}")
+    return content
 
 
 def content_hash(value: Any) -> str:

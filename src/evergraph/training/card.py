@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,9 +14,6 @@ from evergraph.methods.access import Access
 from evergraph.methods.state import count_bytes
 from evergraph.training.calibration import temperature_of
 from evergraph.training.unknown import familiar_of
-
-if TYPE_CHECKING:
-    pass
 
 FALSE_ALARMS = 0.05
 """Default share of examples of known classes that may be flagged as unknown."""

@@ -11,18 +11,19 @@ from evergraph.methods.access import Access
 from evergraph.methods.state import count_bytes
 from evergraph.persistence.checkpoint import INDEX, load_tree, read_index, read_plain
 from evergraph.persistence.reading import exists
+from evergraph.persistence.run_files import RUN
 from evergraph.problems import PROBLEMS
 from evergraph.training.card import learner_card
-from evergraph.training.driver import UNFINISHED
+from evergraph.training.driver import unfinished_task
 from evergraph.training.snapshot import method_title
 
 
 def describe(folder: str | Path) -> dict[str, Any]:
     """Describe the learner saved in a folder as plain values, for people and for JSON."""
     folder = Path(folder)
-    if not (folder / INDEX).exists() and (folder / "run.json").exists():
+    if not (folder / INDEX).exists() and (folder / RUN).exists():
         raise EvergraphError(f"{folder} is a run's folder, not a learner's; see `evergraph report {folder}`")
-    begun = (folder / UNFINISHED / INDEX).exists()
+    begun = unfinished_task(folder)
     if begun and not (folder / INDEX).exists():
         raise EvergraphError(f"{folder}: its first task is not finished; go on with `evergraph learn`")
     index, tree = read_index(folder), load_tree(folder)

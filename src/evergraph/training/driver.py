@@ -16,7 +16,7 @@ from typing import Any
 from evergraph.core.workers import workers
 from evergraph.data.tasks import Task
 from evergraph.errors import DivergedError, EvergraphError
-from evergraph.persistence.checkpoint import INDEX, read_index, remove_tree
+from evergraph.persistence.checkpoint import INDEX, read_index, read_plain, remove_tree
 from evergraph.persistence.files import holds_something, taken_folder
 from evergraph.persistence.reading import content_hash
 from evergraph.training.learner import Learner
@@ -83,6 +83,22 @@ class Driver:
             self._pause = max(CHECKPOINT_SECONDS, 10 * (self._saved - begun))
 
 
+def unfinished_task(folder: Path) -> bool:
+    """Whether the learner of a folder was left in the middle of a task.
+
+    It was not if the process ended after the finished task was saved, before the unfinished state was removed.
+    """
+    if not (folder / UNFINISHED / INDEX).exists():
+        return False
+    begun, finished = (_num_tasks(place) for place in (folder / UNFINISHED, folder))
+    return begun >= finished
+
+
+def _num_tasks(folder: Path) -> int:
+    """Number of tasks that a saved learner has finished; 0 if there is none."""
+    return int(read_plain(folder, "num_tasks") or 0) if (folder / INDEX).exists() else 0
+
+
 def load_learner(folder: Path, *, device: str = "auto") -> Learner | None:
     """Load the learner as of its last finished task; None if the folder does not hold one yet."""
     if not (folder / INDEX).exists():
@@ -102,7 +118,6 @@ def learn_in_folder(
     restart: bool = False,
     on_epoch: OnEpoch | None = None,
     fits: Callable[[Learner], None] = lambda begun: None,
-    on_learned: Callable[[Learner], None] = lambda learner: None,
 ) -> Learner:
     """Learn a task with the learner that lives in a folder, resuming it if it was left in the middle.
 
@@ -113,7 +128,6 @@ def learn_in_folder(
         restart: drop a task that was left in the middle.
         on_epoch: called after every epoch.
         fits: raises if a learner in the middle of the task was started with settings other than the current ones.
-        on_learned: called with the learner when the task is done, before it is saved.
     """
     look = partial(load_learner, folder, device=device)
     with taken_folder(folder, look, advice="name another with --checkpoint") as known:
@@ -128,7 +142,6 @@ def learn_in_folder(
         learner = begun or learner
         own, mark = {key: value for key, value in learner.notes.items() if key != CONTINUES}, _mark(folder)
         driver.learn(learner, task, on_epoch=on_epoch, notes=lambda: {**own, CONTINUES: mark})
-        on_learned(learner)
         driver.commit(learner, lambda: own)
     return learner
 
@@ -139,10 +152,11 @@ def change_in_folder(folder: Path, change: Callable[[Learner], Any], *, device: 
         raise EvergraphError(f"{folder} holds no checkpoint (there is no {INDEX} in it)")
     with taken_folder(folder, partial(load_learner, folder, device=device)) as learner:
         assert learner is not None
-        if (folder / UNFINISHED / INDEX).exists():
+        if unfinished_task(folder):
             raise EvergraphError(
                 f"{folder}: a task was left in the middle; finish it with `evergraph learn`, or --restart"
             )
+        remove_tree(folder / UNFINISHED)
         result = change(learner)
         Driver(folder).commit(learner)
     return learner, result
@@ -155,11 +169,9 @@ def _mark(folder: Path) -> str:
 
 def _begun(unfinished: Path, learner: Learner, task: Task, restart: bool) -> Learner | None:
     """Load the learner that an earlier process left in the middle of this task, if there is one."""
-    if restart or not (unfinished / INDEX).exists():
+    if restart or not unfinished_task(unfinished.parent):
         return None
     begun = Learner.load(unfinished, device=str(learner.device))
-    if begun.num_tasks < learner.num_tasks:
-        return None  # the task was finished and saved, but the process ended before removing the unfinished state
     if begun.notes.get(CONTINUES) != _mark(unfinished.parent):
         raise EvergraphError(f"{unfinished} is another learner's; add --restart to drop it")
     if begun.task_mark != task.mark():

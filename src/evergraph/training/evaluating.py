@@ -65,7 +65,7 @@ def evaluate(
             for row in numbers
         ],
         higher_is_better=METRICS[name].higher_is_better,
-        in_percent=METRICS[name].unit == "%",
+        unit=METRICS[name].unit,
     )
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from evergraph.core.capabilities import capable
 from evergraph.data import Graph, Task
 from evergraph.data.arrays import as_known
 from evergraph.methods import Context, View
@@ -27,7 +26,7 @@ BEFORE, AFTER = ("separations",), ("calibration", "familiar")
 
 def strangeness(learner: Learner, graph: Graph, nodes: Tensor, outputs: Tensor | None = None) -> Tensor:
     """One or two numbers per example that say how strange it looks; pass `outputs` if they are known already."""
-    claim = capable(learner.method, "strangeness")
+    claim = learner.method.capability_of_a_part("strangeness")
     if claim is None:
         outputs = learner.outputs(graph, nodes) if outputs is None else outputs
         return confidence(outputs[:, : len(learner.classes_)])
@@ -49,10 +48,10 @@ def before_learning(learner: Learner, task: Task) -> Evidence:
 
 
 def after_learning(learner: Learner, task: Task, context: Context) -> Evidence:
-    """Measure the validation examples with a model that has not learned from them."""
-    if learner.problem.kind != "classes" or not context.count(task.val):
+    """Measure the validation examples with a model that has not learned from them; nothing if there is none."""
+    if learner.problem.kind != "classes" or learner.method.trains_on_validation or not context.count(task.val):
         return {}
-    claim = capable(learner.method, "held_out")
+    claim = learner.method.capability_of_a_part("held_out")
     held_out: AbstractContextManager[None] = claim(context) if claim is not None else nullcontext()
     if task.graph.rows is not None:
         return _over_parts(learner, task, context, held_out)

@@ -82,6 +82,11 @@ class Learned:
         return {"given": self.given.mark(), "forgotten": forgotten, "forgotten_examples": count}
 
 
+def task_numbers(*numbers: int) -> str:
+    """The numbers of learned tasks as messages tell them, from 1: `1 and 2`."""
+    return " and ".join(str(number + 1) for number in numbers)
+
+
 @dataclass
 class LearnedBefore:
     """The part of a task that was learned before.
@@ -111,7 +116,8 @@ def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> 
         task: the task to be learned.
         graph: the graph that the task was made from by `Task.of`: other tasks made from it are found too.
     """
-    marks, train = {same.mark() for same in _as_named(learner, task)}, _given(task, graph)
+    marks = {same.mark() for same in _as_named(learner, task)}
+    train = task.train if graph is None else _own(task.train, graph)
     for number, record in enumerate(learner.records):
         if marks & {record["mark"], record.get("given")}:
             return LearnedBefore([number], train.numel(), train.numel(), len(_forgotten(record)), True, [])
@@ -128,9 +134,9 @@ def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> 
     return LearnedBefore(numbers, train.numel(), examples, len(forgotten), False, others)
 
 
-def _given(task: Task, graph: Graph | None) -> Tensor:
-    """A task's training examples without pairs that were drawn as having no link: these come after all links."""
-    return task.train if graph is None else task.train[task.train < graph.num_examples]
+def _own(examples: Tensor, graph: Graph) -> Tensor:
+    """Those of a task's examples that its graph has; pairs drawn as having no link come after all links."""
+    return examples[examples < graph.num_examples]
 
 
 def learned_from(learner: Learner, task: Task) -> Learned | None:
@@ -158,22 +164,26 @@ def classes_given(learner: Learner, number: int) -> list[ClassName]:
 def trained_on(learner: Learner, task: Task) -> int:
     """Number of a task's test examples that were learned from: its graph was learned with another split, or none.
 
-    Pairs drawn for link prediction differ from split to split, so that nothing is said of them.
+    Pairs that were drawn as having no link differ from split to split and do not count.
     """
-    if task.graph.rows is not None or task.graph.positives_only:
+    if task.graph.rows is not None:
         return 0
-    known = torch.zeros(task.graph.num_examples, dtype=torch.bool)
-    for learned in _matches(learner, _made_from(task)):
-        own = torch.cat([learned.given.train, learned.given.val])
+    graph = _made_from(task)
+    known = torch.zeros(graph.num_examples, dtype=torch.bool)
+    for learned in _matches(learner, graph):
+        own = _own(torch.cat([learned.given.train, learned.given.val]), graph)
         known[own[~torch.isin(own, learned.forgotten)]] = True
-    return int(known[task.test].sum())
+    return int(known[_own(task.test, graph)].sum())
 
 
 def _made_from(task: Task) -> Graph:
-    """The graph that `Task.of` made a task from: where examples are links, the training links are no edges of it."""
+    """The graph that `Task.of` made a task from: where examples are links, no training link is an edge of it, and no
+    drawn pair an example.
+    """
     if task.link_edges is None:
         return task.graph
-    return task.graph.altered(adjacency=task.link_edges[0], along_links=False)
+    graph = task.graph.altered(adjacency=task.link_edges[0], along_links=False)
+    return graph.with_examples(torch.nonzero(graph.y[:, 0] > 0).reshape(-1)) if graph.positives_only else graph
 
 
 def _forgotten(record: dict[str, Any]) -> set[int]:

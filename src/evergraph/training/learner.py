@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +25,7 @@ from evergraph.training.defaults import default_method, pick_device, targets_kno
 from evergraph.training.evaluating import evaluate
 from evergraph.training.forgetting import forget
 from evergraph.training.inputs import Tasks, as_task, as_tasks, is_id
-from evergraph.training.learned_data import LearnedBefore, first_graph, learned_before, learned_from
+from evergraph.training.learned_data import LearnedBefore, first_graph, learned_before, learned_from, task_numbers
 from evergraph.training.learning import check_fit, grow, learn
 from evergraph.training.loop import OnEpoch, OptimizerState, Progress
 from evergraph.training.predicting import Prediction, asked, outputs, predict
@@ -108,7 +109,19 @@ class Learner(metaclass=Checked):
             patience = self.training.patience
             raise EvergraphError(f"patience={patience} needs validation examples, and {reason}; set patience to 0")
 
-    def settle(self, problem: str, graph: Graph) -> None:
+    @contextmanager
+    def _settled(self, problem: str, graph: Graph) -> Iterator[None]:
+        """Within this context and after it, the problem is set; an error before a task has begun leaves it open."""
+        before = {name: getattr(self, name) for name in ("problem", "method", "model", "training", "problem_is_open")}
+        try:
+            self._settle(problem, graph)
+            yield
+        except BaseException:
+            if not self.num_tasks and not self.in_mid_task:
+                vars(self).update(before)
+            raise
+
+    def _settle(self, problem: str, graph: Graph) -> None:
         """Set the problem, and the method for such a graph, if none was named and nothing is learned yet."""
         open_method = self._asked_for[1] is None and self.problem.kind != "classes"
         if not self.num_tasks and not self.in_mid_task and (self.problem_is_open or open_method):
@@ -133,11 +146,12 @@ class Learner(metaclass=Checked):
         numbers = self.problem.kind == "numbers"
         graph = None if isinstance(task, (Task, TaskStream, list, tuple)) else as_graph(task, numbers=numbers)
         task = as_task(task if graph is None else graph, seed=self.seed, index=self.num_tasks, numbers=numbers)
-        self.check(task)
-        if not self.in_mid_task and (before := learned_before(self, task, graph)) is not None:
-            tell(_once_more(task, before))
-        with large.reused():
-            log = learn(self, task, on_epoch)
+        with self._settled(problem_of(task.graph), task.graph):
+            check_fit(self, task)
+            if not self.in_mid_task and (before := learned_before(self, task, graph)) is not None:
+                tell(_once_more(task, before))
+            with large.reused():
+                log = learn(self, task, on_epoch)
         if not log and self.training.epochs and self.num_tasks == 1 and (given := self._asked_for[3]):
             tell(f"{', '.join(given)}: no effect; {self.method.name} learns in one pass over each task, without epochs")
         return log
@@ -147,6 +161,7 @@ class Learner(metaclass=Checked):
         """Whether a task was begun and not finished: `learn` with the same task resumes it."""
         return self.progress is not None
 
+    @checked
     def forget(
         self,
         nodes: Any = None,
@@ -185,9 +200,8 @@ class Learner(metaclass=Checked):
     def fit(self, stream: Tasks) -> Learner:
         """Learn all tasks of a stream or of a list, and return the learner."""
         tasks = as_tasks(stream, seed=self.seed, numbers=self.problem.kind == "numbers")
-        if isinstance(tasks, TaskStream):
-            self.settle(tasks.problem, tasks[0].graph)
-        with large.reused():
+        settled = self._settled(tasks.problem, tasks[0].graph) if isinstance(tasks, TaskStream) else nullcontext()
+        with settled, large.reused():
             for task in tasks:
                 self.learn(task)
         return self
@@ -217,8 +231,8 @@ class Learner(metaclass=Checked):
 
     def check(self, task: Task) -> None:
         """Raise the error that `learn(task)` would raise before it begins, if the task does not fit."""
-        self.settle(problem_of(task.graph), task.graph)
-        check_fit(self, task)
+        with self._settled(problem_of(task.graph), task.graph):
+            check_fit(self, task)
 
     # evaluating and predicting
 
@@ -247,8 +261,9 @@ class Learner(metaclass=Checked):
             after: the last task of the stream that has been learned; by default inferred from the number of calls of
                 `learn`. Needed if tasks were learned in pieces (`Task.pieces`).
         """
-        name = "balanced-accuracy" if balanced and metric is None else metric
-        return evaluate(self, stream, name, test_graph, part, after)
+        if balanced and metric not in (None, "balanced-accuracy"):
+            raise EvergraphError(f"evaluate: balanced=True is short for balanced-accuracy, not {metric}; leave one out")
+        return evaluate(self, stream, "balanced-accuracy" if balanced else metric, test_graph, part, after)
 
     @checked
     def predict(
@@ -309,7 +324,7 @@ class Learner(metaclass=Checked):
 
     @property
     def temperature(self) -> float:
-        """Divisor of outputs for calibrated probabilities; 1 if no task had validation examples."""
+        """Divisor of outputs for calibrated probabilities; 1 if no task had validation examples to fit it to."""
         return temperature_of(self.records)
 
     def logits(self, graph: Graph | Any, nodes: Tensor | Sequence[int] | None = None) -> Tensor:
@@ -355,7 +370,7 @@ class Learner(metaclass=Checked):
 
 def _once_more(task: Task, before: LearnedBefore) -> str:
     """Warning for a task that was learned before, in whole or in part."""
-    level, numbers = task.graph.level, " and ".join(map(str, before.numbers))
+    level, numbers = task.graph.level, task_numbers(*before.numbers)
     gone = f", including {level}s forgotten since ({before.forgotten})" if before.forgotten else ""
     if before.whole:
         return f"{task.graph.name}: this very task was learned already, as task {numbers}; it is learned again{gone}"

@@ -35,7 +35,7 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
     kept = small_state(learner)
     evidence = {} if learner.in_mid_task else before_learning(learner, task)
     tell_of_directions(learner, task.graph)
-    with own_random_numbers(learner), transaction(learner, task) as resumed:
+    with transaction(learner, task) as resumed, own_random_numbers(learner):
         _set_up(learner, task)
         if not resumed and (learner.model.out_channels or 0) < len(learner.classes_):
             grow(learner, len(learner.classes_))
@@ -65,14 +65,14 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
         card = task_card(task)
         learner.records = [*learner.records, {"mark": task.mark(), "tested": measured, **kept, **evidence, **card}]
         learner.method.release(context)
-    learner.optimizer_state = progress.optimizer if learner.training.keep_optimizer else None
-    learner.progress, learner.task_mark = None, None
-    learner.num_tasks += 1
-    learner.feature_names = learner.feature_names or task.graph.feature_names
-    names = as_known(task.class_names, learner.classes_)
-    trained = {"classes": names, "nodes": context.count(task.train), "epochs": progress.epoch}
-    trained |= {"steps": progress.steps, "directed": task.graph.directed}
-    learner.history.append({**trained, "label_scope": learner.training.label_scope, "lr": learner.training.lr})
+        learner.optimizer_state = progress.optimizer if learner.training.keep_optimizer else None
+        learner.progress, learner.task_mark = None, None
+        learner.num_tasks += 1
+        learner.feature_names = learner.feature_names or task.graph.feature_names
+        names = as_known(task.class_names, learner.classes_)
+        trained = {"classes": names, "nodes": context.count(task.train), "epochs": progress.epoch}
+        trained |= {"steps": progress.steps, "directed": task.graph.directed}
+        learner.history.append({**trained, "label_scope": learner.training.label_scope, "lr": learner.training.lr})
     return progress.log
 
 

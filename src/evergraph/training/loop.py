@@ -23,21 +23,19 @@ from evergraph.data.batching import Batch
 from evergraph.errors import DivergedError, EvergraphError, first_line, tell
 from evergraph.methods.base import Context, Method, Replay, Step
 from evergraph.methods.state import copied
-from evergraph.models.base import GraphModel
+from evergraph.models.base import MEASURED_AT_ONCE, GraphModel
 from evergraph.training.adam import WideAdam, pulled_while_moving, wide_adam_suits
 from evergraph.training.compiled_adam import CompiledAdam, compiled_adam_suits
 from evergraph.training.executors import EXECUTORS, Executor, executor_for
 from evergraph.training.executors.cuda_graphs import renew_generator
 from evergraph.training.known_trainings import awaited, keep, place_of, recalled
 from evergraph.training.member import Member, OnEpoch, OptimizerState, Progress, shuffled
-from evergraph.training.settings import Training
+from evergraph.training.settings import MOMENTUM, Training
 from evergraph.training.side_by_side import NotTogetherError, clock, device_numbers, give_way, meet
 from evergraph.training.stacked import Stack, StackedExecutor, sort_of
 
 Forward = Callable[[GraphModel, Batch, Sequence[Direction]], tuple[Tensor, list[Tensor]]]
 """From a model, a batch and directions d to the outputs and J d: `evergraph.curvature.forward`, or an executor's."""
-
-MOMENTUM = 0.9  # of SGD
 
 
 def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
@@ -350,7 +348,7 @@ def _early_stop(member: Member, row: dict[str, float], optimizer_state: Callable
     context.model.eval()
     total, seeds = 0.0, context.task.val.to(context.device)
     with torch.no_grad():
-        for batch in context.batcher.exact().batches(seeds, 2048):
+        for batch in context.batcher.exact().batches(seeds, MEASURED_AT_ONCE):
             total += float(context.problem.loss(context.model(batch), batch.y).sum())
     row["validation_loss"] = total / seeds.numel()
     if row["validation_loss"] < progress.best_loss:

@@ -13,12 +13,12 @@ from evergraph.data import Graph
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
 
-NODES_AT_ONCE = 2**16
+NODES_IN_PIECE = 2**16  # of a graph in parts, whose outputs are computed together
 
 
 def outputs_in_pieces(learner: Learner, graph: Graph, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield this process's nodes and their outputs, a piece at a time."""
-    for piece in nodes.split(NODES_AT_ONCE):
+    for piece in nodes.split(NODES_IN_PIECE):
         yield piece, learner.outputs(graph, piece)
 
 

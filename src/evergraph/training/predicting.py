@@ -18,6 +18,7 @@ from evergraph.methods import View
 from evergraph.training.evidence import strangeness
 from evergraph.training.inputs import chosen_examples, chosen_units, example_ids, is_pairs
 from evergraph.training.known_links import with_known_links
+from evergraph.training.parts import accuracy_on_parts
 from evergraph.training.unknown import familiar_of, in_words
 
 if TYPE_CHECKING:
@@ -93,9 +94,8 @@ def predict(
     if unknown is not None:
         familiar = familiar_of(learner.records)
         if familiar is None:
-            raise EvergraphError(
-                "unknown classes need validation examples, and no task had any; learn with some held out"
-            )
+            reason = learner.method.no_validation if learner.method.trains_on_validation else "no task had any"
+            raise EvergraphError(f"unknown classes need validation examples, and {reason}; learn with some held out")
         prediction.strangeness = familiar.score(strangeness(learner, graph, chosen, outputs))
         threshold = familiar.threshold(unknown)
         if math.isinf(threshold):
@@ -178,7 +178,12 @@ def outputs(learner: Learner, graph: Graph, nodes: Tensor) -> Tensor:
 
 
 def tested(learner: Learner, task: Task) -> float | None:
-    """Return the metric on a task's test examples, among all known classes; None if it has no test examples."""
+    """Return the metric on a task's test examples, among all known classes; None if it has no test examples.
+
+    Of a graph in parts, each process tests its own nodes.
+    """
+    if task.graph.rows is not None:
+        return accuracy_on_parts(learner, task.graph, task.test)
     if not task.test.numel():
         return None
     truth = learner.problem.targets(task.graph, learner.classes_)[task.test]

@@ -20,7 +20,8 @@ from evergraph.errors import EvergraphError, shown
 
 LabelScope = Literal["seen", "current", "all"]
 LABEL_SCOPES: tuple[str, ...] = get_args(LabelScope)
-OPTIMIZERS = {"adam": "Adam", "sgd": "SGD, momentum 0.9"}
+MOMENTUM = 0.9  # of SGD
+OPTIMIZERS = {"adam": "Adam", "sgd": f"SGD, momentum {MOMENTUM}"}
 """What a protocol calls each optimizer, by name."""
 
 
@@ -42,7 +43,7 @@ class Training(metaclass=Checked):
             the optimizer's averages if they are kept. Epochs of pretraining and the like do not count
             (`Method.epoch_counts`). 0 trains all epochs.
         fan_out: neighbours to sample at each hop, e.g. (10, 25); None takes exact neighbourhoods.
-        optimizer: `adam`, or `sgd` with momentum 0.9 for methods that precondition gradients themselves.
+        optimizer: `adam`, or `sgd` with momentum for methods that precondition gradients themselves.
         keep_optimizer: carry the optimizer's averages over from task to task, as code that creates its optimizer
             once does. A parameter whose shape has changed starts afresh.
         schedule: the learning rate over a task's epochs: `constant`, or `cosine`, which falls to zero along half a

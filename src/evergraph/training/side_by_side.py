@@ -134,7 +134,7 @@ class _Table:
         self.stopping = False
 
     def run(self) -> list[Any]:
-        """Run all jobs to their end and return their outcomes."""
+        """Run all jobs to their end and return their outcomes; what is no error, such as `SystemExit`, stops all."""
         with _random_numbers_kept(self.device):
             for turn in self.turns:
                 turn.start()
@@ -148,7 +148,11 @@ class _Table:
                 for turn in self.turns:
                     turn.join()
                 raise
-        return [turn.outcome for turn in self.turns]
+        outcomes = [turn.outcome for turn in self.turns]
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, (Exception, Stopped)):
+                raise outcome
+        return outcomes
 
     def next_after(self, turn: _Turn) -> _Turn | None:
         """The next job that can continue; None if there is none besides this one."""
@@ -192,8 +196,10 @@ class _Turn(threading.Thread):
                 with _own_stream(self.table.device):
                     self.outcome = _outcome(self.training)
                     _synchronize(self.table.device)
-        except BaseException as error:
+        except Exception as error:  # the device's own
             self.outcome = error
+        except BaseException as error:
+            self.outcome, self.table.stopping = error, True
         finally:
             self.ended = True
             following = self.table.next_after(self)

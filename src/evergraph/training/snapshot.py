@@ -36,7 +36,7 @@ def learner_state(learner: Learner) -> dict[str, Any]:
         },
         "method": {**learner.method.description(), "state": learner.method.state_dict()},
         "problem": learner.problem.name,
-        "training": {**asdict(learner.training), "fan_out": learner.training.protocol()["fan_out"]},
+        "training": asdict(learner.training),
         "classes": learner.classes_,
         "num_classes": learner.num_classes,
         "num_tasks": learner.num_tasks,
@@ -46,6 +46,7 @@ def learner_state(learner: Learner) -> dict[str, Any]:
         "feature_names": learner.feature_names,
         "notes": learner.notes,
         "seed": learner.seed,
+        "dtype": None if learner.dtype is None else str(learner.dtype).removeprefix("torch."),
         "random_state": learner.random_state,
         "method_random_state": learner.generator.get_state(),
         "optimizer": learner.optimizer_state,
@@ -67,7 +68,8 @@ def restore(
         built = _make_model(saved) if model is None else as_model(model)
         chosen = _make_method(tree["method"]) if method is None else _same_method(tree["method"], method)
         training, problem = Training(**tree["training"]), tree["problem"]
-        learner = kind(built, chosen, training, problem=problem, device=device, seed=tree["seed"])
+        dtype = None if tree.get("dtype") is None else getattr(torch, tree["dtype"])
+        learner = kind(built, chosen, training, problem=problem, device=device, dtype=dtype, seed=tree["seed"])
         if saved["channels"][0] is not None:
             _fill(learner.model, saved)
             learner.model.to(learner.device)

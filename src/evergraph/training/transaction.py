@@ -1,4 +1,4 @@
-"""Learning a task as a transaction: a failure leaves the learner as it was; the global random state is untouched."""
+"""Changing a learner as a transaction: a failure leaves it as it was; the global random state is untouched."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ from evergraph.training.loop import OnEpoch, Progress
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
 
+CHANGING = (
+    "classes_", "num_classes", "num_tasks", "first_accuracies", "history", "records", "feature_names", "progress",
+    "task_mark", "optimizer_state", "random_state",
+)  # fmt: skip
+"""Attributes of a learner that learning and forgetting change, besides its model, its method and their generator."""
+
 
 @contextmanager
 def transaction(learner: Learner, task: Task) -> Iterator[bool]:
@@ -29,18 +35,27 @@ def transaction(learner: Learner, task: Task) -> Iterator[bool]:
             f"the learner is in the middle of another task (epoch {learner.progress.epoch}); "
             "learn that one to its end, or load an earlier checkpoint"
         )
-    plain = ("classes_", "first_accuracies", "records", "progress", "task_mark", "num_classes", "random_state")
-    before = {name: copy.deepcopy(getattr(learner, name)) for name in (*plain, "optimizer_state")}
-    restore_model = remembered(learner.model)
-    state, generator = learner.method.copied_state(), learner.generator.get_state()
-    if not resumed:
-        learner.classes_ = learner.classes_ + new_names(learner.classes_, task)
-        kept = learner.optimizer_state if learner.training.keep_optimizer else None
-        learner.progress, learner.task_mark, learner.optimizer_state = Progress(optimizer=kept), mark, None
     try:
-        yield resumed
+        with restored_on_failure(learner):
+            if not resumed:
+                learner.classes_ = learner.classes_ + new_names(learner.classes_, task)
+                kept = learner.optimizer_state if learner.training.keep_optimizer else None
+                learner.progress, learner.task_mark, learner.optimizer_state = Progress(optimizer=kept), mark, None
+            yield resumed
     except _StoppedBetweenEpochs as stopped:
         raise stopped.reason from None
+
+
+@contextmanager
+def restored_on_failure(learner: Learner) -> Iterator[None]:
+    """Restore the learner if anything within this context raises, except a caller's hook between epochs."""
+    before = {name: copy.deepcopy(getattr(learner, name)) for name in CHANGING}
+    restore_model = remembered(learner.model)
+    state, generator = learner.method.copied_state(), learner.generator.get_state()
+    try:
+        yield
+    except _StoppedBetweenEpochs:
+        raise
     except BaseException:
         for name, value in before.items():
             setattr(learner, name, value)

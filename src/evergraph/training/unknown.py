@@ -48,7 +48,7 @@ def counted(values: Tensor) -> Cells:
 def _positions(values: Tensor) -> Tensor:
     """Convert numbers to units of bins, clamped to the table."""
     low, high = torch.tensor(RANGES[values.size(1)], dtype=torch.float64).T
-    return ((values.double() - low) / (high - low) * BINS).clamp(0, BINS - 1e-9)
+    return ((values.double() - low) / (high - low) * BINS).clamp(0, BINS - NEARLY)
 
 
 @dataclass(frozen=True)

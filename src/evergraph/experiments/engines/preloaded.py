@@ -1,4 +1,4 @@
-"""Imported by the server that processes are forked from: everything that a run imports, lazy imports included."""
+"""Imported by the server that processes are forked from: what a run imports, kernels that it imports later included."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ LATER = (  # lazy imports; those that are not installed, or do not work here, ar
     "evergraph.core.softmax_kernel",
     "evergraph.methods.online_curvature.gradient_kernel",
     "evergraph.training.adam_kernel",
+    "evergraph.training.executors.cut_kernel",
 )
 
 for name in LATER:

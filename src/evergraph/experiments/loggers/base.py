@@ -9,7 +9,7 @@ from typing import Any
 
 from evergraph import registry
 from evergraph.errors import EvergraphError, first_line
-from evergraph.evaluation import forgetting, performance
+from evergraph.evaluation import SUMMARIES, as_array
 
 LOGGERS: registry.Registry[type[Logger]] = registry.loggers
 
@@ -64,10 +64,9 @@ class Logging:
 
     def task(self, seed: int, matrix: Sequence[Sequence[float | None]], *, higher_is_better: bool) -> None:
         """Forward the accuracy matrix so far; its last row is that of the finished task. Negative AF is forgetting."""
-        now = [float("nan") if value is None else value for value in matrix[-1][: len(matrix)]]
-        first = [float(row[i] or 0.0) for i, row in enumerate(matrix)]
-        values = {"ap": performance(now), "af": forgetting(now, first) * (1 if higher_is_better else -1)}
-        values |= {f"accuracy/task-{i + 1}": value for i, value in enumerate(now)}
+        learned = as_array([row[: len(matrix)] for row in matrix])
+        values = {key: SUMMARIES[key].of(learned, higher_is_better=higher_is_better) for key in ("ap", "af")}
+        values |= {f"accuracy/task-{i + 1}": value for i, value in enumerate(learned[-1].tolist())}
         self._each(lambda logger: logger.task(seed, len(matrix) - 1, values))
 
     def finish(self, result: dict[str, Any]) -> None:

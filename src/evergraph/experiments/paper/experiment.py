@@ -8,19 +8,20 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from evergraph.errors import DivergedError, EvergraphError, unknown
-from evergraph.experiments.cells import Cell, CellsFailedError, in_a_line, run_cells
+from evergraph.experiments.canvas import get_ready
+from evergraph.experiments.cells import Cell, CellsFailedError, Choice, in_a_line, run_cells
 from evergraph.experiments.engines import MakeEngine, default_jobs
+from evergraph.experiments.heatmaps import heatmaps
 from evergraph.experiments.paper.field import write_field
 from evergraph.experiments.paper.figures import Lines, final_rows, study
 from evergraph.experiments.paper.protocol import Protocol
 from evergraph.experiments.paper.tables import table_rows, write_tables
-from evergraph.experiments.plots import get_ready, heatmaps
 from evergraph.experiments.provenance import describe_device, versions
 from evergraph.experiments.result_file import (
     CELLS,
@@ -60,37 +61,15 @@ def run_paper(
     If there are several datasets, one whose files are unavailable is not run; its table says "not measured here".
     """
     out, begun = Path(out), time.perf_counter()
-    plans = [Protocol.load(name, dataset, seeds, device, rule) for dataset in datasets for name in protocols]
-    if epochs is not None:
-        plans = [_with_epochs(plan, epochs) for plan in plans]
-    titles = {row: None for plan in plans for row in plan.rows()}
-    for row in rows or ():
-        if row not in titles:  # a row of only one protocol is left out of the other's table
-            raise unknown("row", row, titles)
+    loaded = [Protocol.load(name, dataset, seeds, device, rule) for dataset in datasets for name in protocols]
+    requests = _requests(loaded if epochs is None else [_with_epochs(plan, epochs) for plan in loaded], rows, studies)
+    plans = [request.plan for request in requests]
     missing = _missing(plans, data_root, required=len(datasets) == 1)
-    available = [plan for plan in plans if plan.dataset not in missing]
     settings: dict[str, Any] = {"data_root": data_root, "jobs": jobs or default_jobs(device), "on_done": on_done}
     settings["engine"] = engine
-
-    alone = not isinstance(studies, bool)
-
-    def wanted(plan: Protocol) -> list[str] | None:
-        return [row for row in rows if row in plan.content["rows"]] if rows is not None else None
-
-    def studied(plan: Protocol) -> dict[str, dict[str, dict[str, Cell]]]:
-        return plan.study_cells(None if isinstance(studies, bool) else studies) if studies and rows is None else {}
-
-    if not isinstance(studies, bool):
-        known_studies = {name: None for plan in plans for name in plan.content.get("studies", {})}
-        for name in studies:
-            if name not in known_studies:
-                raise unknown("study", name, known_studies)
-    cells: list[Cell] = []
-    for plan in available:
-        cells += [] if alone else plan.cells(wanted(plan))
-        for rows_of_study in studied(plan).values():
-            cells += [cell for values in rows_of_study.values() for cell in values.values()]
-    choices = [choice for plan in available for choice in plan.choices(wanted(plan))] if not alone else []
+    runnable = [request for request in requests if request.plan.dataset not in missing]
+    cells = [cell for request in runnable for cell in request.cells()]
+    choices = [choice for request in runnable for choice in request.choices()]
 
     def look() -> dict[str, dict[str, Any]]:
         return {key: entry for plan in plans for key, entry in read_results(plan.folder(out)).items()}
@@ -107,7 +86,7 @@ def run_paper(
     holding = taken_folder(out, look, advice="name another with --out")
     with holding as entries, _logged(out, device, settings["jobs"]) as cells_run:
         failed = partial(_failed, {plan.key("") for plan in plans if plan.goes_on})
-        save = partial(_save, available, out, chosen)
+        save = partial(_save, [request.plan for request in runnable], out, chosen)
         settings["on_result"] = EverySoOften(save)
         get_ready()
         try:
@@ -118,9 +97,62 @@ def run_paper(
             raise
         errors = {key: result["error"] for key, result in results.items() if "error" in result}
         results = save(results)
-        tables = [] if alone else [_write(plan, results, out, wanted(plan), {**missing, **errors}) for plan in plans]
-        figures = _draw_studies({plan: studied(plan) for plan in available}, results, out)
+        tables = [
+            _write(request.plan, results, out, request.rows, {**missing, **errors})
+            for request in requests
+            if request.table
+        ]
+        figures = _draw_studies({request.plan: request.studies for request in runnable}, results, out)
     return {"tables": tables, "studies": figures, "seconds": time.perf_counter() - begun, "out": str(out)}
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is asked of a protocol on one dataset.
+
+    Args:
+        plan: the protocol.
+        rows: the rows of its table; None for all.
+        table: whether the table is run and written.
+        studies: the cells of its studies to run and draw: by study, row and value.
+    """
+
+    plan: Protocol
+    rows: list[str] | None
+    table: bool
+    studies: dict[str, dict[str, dict[str, Cell]]]
+
+    def cells(self) -> list[Cell]:
+        """All cells whose settings are known from the start."""
+        of_studies = (cell for rows in self.studies.values() for values in rows.values() for cell in values.values())
+        return [*(self.plan.cells(self.rows) if self.table else ()), *of_studies]
+
+    def choices(self) -> list[Choice]:
+        """The cells whose settings are searched."""
+        return self.plan.choices(self.rows) if self.table else []
+
+
+def _requests(plans: Sequence[Protocol], rows: Sequence[str] | None, studies: bool | Sequence[str]) -> list[_Request]:
+    """What is asked of each protocol; one that has none of the rows is left out. An unknown row or study is an error.
+
+    Named studies are run alone; otherwise all of them are run unless rows are named.
+    """
+    titles = {row: None for plan in plans for row in plan.rows()}
+    for row in rows or ():
+        if row not in titles:
+            raise unknown("row", row, titles)
+    named = None if isinstance(studies, bool) else list(studies)
+    known = {name: None for plan in plans for name in plan.content.get("studies", {})}
+    for name in named or ():
+        if name not in known:
+            raise unknown("study", name, known)
+    requests = []
+    for plan in plans:
+        own = None if rows is None else [row for row in rows if row in plan.rows()]
+        if own != []:
+            studied = plan.study_cells(named) if studies and rows is None else {}
+            requests.append(_Request(plan, own, named is None, studied))
+    return requests
 
 
 def _save(

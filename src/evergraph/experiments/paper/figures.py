@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evergraph.experiments.plots import COLOURS, PALETTE, mean_matrix, save
+from evergraph.experiments.canvas import COLOURS, PALETTE, save
+from evergraph.experiments.matrices import mean_matrix
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -67,12 +67,12 @@ class Protocol:
         return cls(name, dataset, content, seeds, device)
 
     def rows(self, wanted: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
-        """The requested rows, in the file's order."""
+        """The requested rows, in the file's order; all by default, except hidden ones."""
         rows = {name: row for name, row in self.content["rows"].items() if not row.get("hidden")}
         for row in wanted or ():
             if row not in rows:
                 raise unknown(f"row of protocol {self.name}", row, rows)
-        return {name: row for name, row in rows.items() if not wanted or name in wanted}
+        return {name: row for name, row in rows.items() if wanted is None or name in wanted}
 
     @property
     def orders(self) -> list[str]:

@@ -139,8 +139,8 @@ def markdown_with_differences(rows: list[dict[str, Any]]) -> str:
             summary = _on(row["result"], graph)
             cells += [_cell(summary, "ap"), _cell(summary, "af"), *_against(row, graph)]
         result = row["result"]
-        kept = max(bytes_[-1] for bytes_ in result["kept_bytes"]) if result else None
-        keeps = ", ".join(result["access"]["keeps"]) or "nothing" if result else NOT_MEASURED
+        kept = told.bytes_kept(result) if result else None
+        keeps = told.keeps(result) if result else NOT_MEASURED
         cells += [keeps, f"{kept:,}" if kept is not None else NOT_MEASURED, _chosen(row)]
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines) + "\n"

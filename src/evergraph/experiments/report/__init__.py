@@ -20,13 +20,15 @@ from evergraph.errors import EvergraphError
 from evergraph.evaluation import mean_std
 from evergraph.experiments.comparison import settings_apart
 from evergraph.experiments.labels import flat
+from evergraph.experiments.matrices import value_limits
 from evergraph.experiments.method_table import heading, method_table
 from evergraph.experiments.metric_titles import common_metric, with_direction
-from evergraph.experiments.plots import FIGURES, draw, value_limits
+from evergraph.experiments.plots import FIGURES, draw
 from evergraph.experiments.report.answer import answers
 from evergraph.experiments.report.collect import find_runs, read_runs, summary_titles
 from evergraph.experiments.result_file import CELLS, read_results
 from evergraph.persistence.files import make_folder, write_atomically
+from evergraph.persistence.run_files import RUN
 from evergraph.training import Training
 from evergraph.version import __version__
 
@@ -69,7 +71,7 @@ def write_comparison_report(folder: Path, keys: Sequence[str]) -> Report:
     """
     listed = read_results(folder)
     begun = [folder / CELLS / key for key in keys if key not in listed]
-    unfinished = [place for place in begun if (place / "run.json").exists()]
+    unfinished = [place for place in begun if (place / RUN).exists()]
     return _write(read_runs([folder], keys), unfinished, folder / "report.html", figures=True)
 
 
@@ -98,6 +100,10 @@ def payload(runs: list[dict[str, Any]], unfinished: Sequence[Path] = ()) -> dict
     if "model.name" in unlike:
         own_ones |= {key for key in unlike if key.startswith("model.")}
     unlike = [key for key in unlike if key not in own_ones or all(key in own for own in settings)]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault(run["metric"]["name"], []).append(run)
+    scales = {name: value_limits(members) for name, members in groups.items()}
     return {
         "title": " and ".join(dict.fromkeys(run["stream"] for run in runs)),
         "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
@@ -105,7 +111,7 @@ def payload(runs: list[dict[str, Any]], unfinished: Sequence[Path] = ()) -> dict
         "summaries": summary_titles(runs),
         "metric": common_metric(runs),
         "scale": value_limits(runs),
-        "runs": [{**run, "settings": own} for run, own in zip(runs, settings)],
+        "runs": [{**run, "settings": own, "scale": scales[run["metric"]["name"]]} for run, own in zip(runs, settings)],
         "differ": differ,
         "unlike": unlike,
         "unfinished": [str(folder) for folder in unfinished],

@@ -35,17 +35,18 @@ function showBytes(bytes) {
   return (power ? (bytes / 1000 ** power).toFixed(1) : String(bytes)) + " " + ["B", "kB", "MB", "GB", "TB"][power];
 }
 
-// The metric in the matrices, the scale that all figures share, and how its values are printed.
-const METRIC = DATA.metric, [LOW, HIGH] = DATA.scale;
-const DIGITS = digitsFor(DATA.scale), CELL_DIGITS = HIGH - LOW >= 20 ? 0 : DIGITS;
+// The metric in the matrices, the scale of figures with several runs, and how its values are printed. A run's own
+// scale is that of all runs with its metric.
+const METRIC = DATA.metric, [LOW, HIGH] = DATA.scale, DIGITS = digitsFor(DATA.scale);
+const digitsOf = (run) => digitsFor(run.scale);
 const AP = "ap", AF = "af"; // the summaries that have their own figures
 const TITLES = Object.fromEntries(DATA.summaries.map((summary) => [summary.name, summary.title]));
 const unitOf = (run) => (run.metric.unit ? " " + run.metric.unit : "");
 const withUnit = (title) => (METRIC.unit ? `${title} (${METRIC.unit})` : title);
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
-const withSpread = (run, value, spread, digits = DIGITS) =>
+const withSpread = (run, value, spread, digits = digitsOf(run)) =>
   show(value, digits) + (run.seeds.length > 1 && known(value) ? " ± " + show(spread, digits) : "");
-const plusMinus = (run, name, digits = DIGITS) =>
+const plusMinus = (run, name, digits = digitsOf(run)) =>
   withSpread(run, run.metrics[name]?.mean, run.metrics[name]?.std, digits);
 const headline = (run, digits) =>
   [AP, AF].map((name) => `${TITLES[name]} ${plusMinus(run, name, digits)}${unitOf(run)}`).join(", ");

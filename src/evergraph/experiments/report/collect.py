@@ -19,13 +19,14 @@ from evergraph.errors import EvergraphError
 from evergraph.evaluation import SUMMARIES, as_array, mean_std, summarize
 from evergraph.experiments.comparison import stream_titles
 from evergraph.experiments.labels import as_text, labels
+from evergraph.experiments.matrices import anytime_curve, change_matrix, mean_matrix
 from evergraph.experiments.metric_titles import describe_metric
-from evergraph.experiments.plots import anytime_curve, change_matrix, mean_matrix
 from evergraph.experiments.report.answer import COLOURS, role_of, style_of
 from evergraph.experiments.result_file import CELLS, RESULTS, TUNING, each_test_graph, is_trial, read_results
 from evergraph.experiments.run_folder import read_result
 from evergraph.experiments.told import bytes_kept, keeps, uses
 from evergraph.persistence.reading import read_rows
+from evergraph.persistence.run_files import RESULT, RUN
 
 MOST_POINTS = 600  # per learning curve; a page has no more pixels
 NEEDED = ("stream", "method", "protocol", "seeds", "matrices")  # keys that a result must have to be shown
@@ -42,14 +43,14 @@ def find_runs(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
     for path in map(Path, paths):
         if not path.is_dir():
             raise EvergraphError(f"no folder {path}; name the folder of a run or of a comparison")
-        if (path / "run.json").exists() or (path / "result.json").exists():
+        if (path / RUN).exists() or (path / RESULT).exists():
             read_result(path)  # raises if it is unfinished or damaged
             finished[path] = None
             continue
         tables = [folder for folder in _folders_with(path, RESULTS) if read_results(folder)]
         listed = {_cell_folder(table, key) for table in tables for key in read_results(table)}
-        below = [folder for folder in _folders_with(path, "run.json", "result.json") if folder.absolute() not in listed]
-        found = {folder: (folder / "result.json").exists() for folder in below}
+        below = [folder for folder in _folders_with(path, RUN, RESULT) if folder.absolute() not in listed]
+        found = {folder: (folder / RESULT).exists() for folder in below}
         if not tables and not any(found.values()):
             state = "only runs that are not finished; finish them with --resume" if found else "no run"
             raise EvergraphError(f"{path} holds {state}; name the folder of a finished run")

@@ -59,7 +59,8 @@ function drawProtocols() {
     row("seconds", show(run.seconds, 1));
     row("versions", Object.entries(run.versions).map(([name, version]) => name + " " + version).join(", ") || "–");
     box.append(html("article", { class: "card" }, html("h3", {}, swatch(number), run.label),
-      html("p", { class: "result" }, headline(run, DIGITS + 1)), html("p", { class: "quiet" }, protocolText(run)),
+      html("p", { class: "result" }, headline(run, digitsOf(run) + 1)),
+      html("p", { class: "quiet" }, protocolText(run)),
       html("details", {}, html("summary", {}, "All settings"), list)));
   });
   tools("protocols", () => {

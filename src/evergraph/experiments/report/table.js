@@ -1,9 +1,10 @@
 // The comparison: one row per run, sortable by any column.
 const METRIC_COLUMNS = DATA.summaries.map(({ name, title, about }) => {
-  const digits = Math.max(DIGITS, digitsFor(RUNS.map((run) => run.metrics[name]?.mean)));
   const value = (run) => run.metrics[name]?.mean;
+  const alike = (run) => RUNS.filter((other) => other.metric.name === run.metric.name);
+  const digits = (run) => Math.max(digitsOf(run), digitsFor(alike(run).map(value)));
   const main = name === AP; // has a bar, and a star for the best run if all runs share a metric
-  const text = (run) => plusMinus(run, name, digits);
+  const text = (run) => plusMinus(run, name, digits(run));
   return { title, about, text, sort: value, kind: main ? "bar" : "metric", best: main };
 });
 // What a method keeps, if results say so.
@@ -65,14 +66,15 @@ function tableCell(column, run, number) {
     return html("th", { scope: "row" }, html("span", {}, swatch(number), html("span", {}, text),
       run.role && html("small", { class: "role" }, run.role)));
   }
-  const [value, spread] = column.kind === "text" ? [text] : text.split(" ± ");
+  const [mean, spread] = column.kind === "text" ? [text] : text.split(" ± ");
   const best = column.best && !run.role && known(column.sort(run)) && column.sort(run) === bestRun(column, run);
   const note = best ? "best here" : column.exact?.(run);
   const cell = html("td", { class: column.kind === "text" ? "text" : null, "data-title": column.title },
-    html("span", { class: best ? "best" : null, title: note }, value));
+    html("span", { class: best ? "best" : null, title: note }, mean));
   if (spread) cell.append(html("span", { class: "pm" }, " ± " + spread));
   if (column.kind === "bar") {
-    const share = known(column.sort(run)) ? Math.min(Math.max((column.sort(run) - LOW) / (HIGH - LOW), 0), 1) : 0;
+    const [least, most] = run.scale, value = column.sort(run);
+    const share = known(value) ? Math.min(Math.max((value - least) / (most - least), 0), 1) : 0;
     const bar = html("i", { style: { width: 100 * share + "%", ...paint(styleOf(number)) } });
     cell.append(html("span", { class: "bar", "aria-hidden": "true" }, bar));
   }

@@ -101,7 +101,7 @@ class SelectionRule(metaclass=Checked):
 
     def choose(self, space: Space, trials: Sequence[Trial]) -> Trial:
         """The trial with the highest score, the first of equals."""
-        return max(finished(trials), key=lambda trial: _last_if_no_number(self.score(result_of(trial))))
+        return max(finished(trials), key=lambda trial: last_if_no_number(self.score(result_of(trial))))
 
     def search(self, search: Search) -> Selection:
         """Run trials and choose one."""
@@ -122,8 +122,9 @@ def finished(trials: Sequence[Trial]) -> list[Trial]:
     return done
 
 
-def _last_if_no_number(score: float) -> float:
-    return score if math.isfinite(score) else -math.inf
+def last_if_no_number(score: float | None) -> float:
+    """A score to sort by: trials without one, or whose score is no number, come after all others."""
+    return score if score is not None and math.isfinite(score) else -math.inf
 
 
 def result_of(trial: Trial) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from evergraph.errors import EvergraphError
-from evergraph.evaluation import as_array, mean_std, performance
+from evergraph.evaluation import as_array, decimal_places, mean_std, performance
 from evergraph.experiments.engines import MakeEngine
+from evergraph.experiments.metric_titles import PLAIN, describe_metric, direction_of
 from evergraph.experiments.result_file import read_results
 from evergraph.experiments.selection.proposals import spread
 from evergraph.experiments.selection.record import check_input, describe, opened
@@ -32,6 +33,9 @@ class Hindsight(SelectionRule):
     def score(self, result: dict[str, Any]) -> float:
         """AP on test nodes; negated if the metric is an error."""
         return sign(result) * float(result["ap"]["mean"])
+
+
+HINDSIGHT = Hindsight()
 
 
 def compare_rules(
@@ -73,30 +77,23 @@ def compare_rules(
     with opened(Path(out), record, resume):
         search = Search(spec, space, trials, Path(out), jobs, engine, data_root, on_done=on_done)
         selections, full = _select(search, possible)
-        hindsight = Hindsight()
-        best = hindsight.choose(space, list(full.values()))
+        best = HINDSIGHT.choose(space, list(full.values()))
         spent = min(max(rule.tasks_spent for rule in possible), len(stream) - 1)
         rows: list[dict[str, Any]] = []
         for rule in rules:
-            row: dict[str, Any] = {"rule": rule.name, "about": rule.about}
             if rule.name in reasons:
-                rows.append({**row, "reason": reasons[rule.name]})
-                continue
-            chosen = selections[rule.name].chosen
-            tested = _tested(full[_name(chosen)], spent)
-            behind = None
-            if tested and best.result:
-                behind = hindsight.score(best.result) - sign(best.result) * tested["ap"]["mean"]
-            row |= {"best": describe_trial(space, chosen, rule), "note": selections[rule.name].note}
-            rows.append({**row, "run_options": space.run_options(chosen.point), "hindsight": tested, "behind": behind})
+                rows.append({"rule": rule.name, "about": rule.about, "reason": reasons[rule.name]})
+            else:
+                rows.append(_row_of(rule, selections[rule.name], space, full, best, spent))
         found = {
             "stream": spec.source,
             "method": spec.method,
+            "metric": describe_metric(best.result or {})["name"],
             "rule": "all",
             "proposer": "sobol",
             "tasks_spent": spent,
             "rules": rows,
-            "hindsight": {"best": describe_trial(space, best, hindsight), **(_tested(best, spent) or {})},
+            "hindsight": {"best": describe_trial(space, best, HINDSIGHT), **(_tested(best, spent) or {})},
         }
         write_atomically(Path(out) / TABLE, markdown(found))
     every = {trial.key: trial for trial in full.values()}
@@ -113,18 +110,38 @@ def _select(search: Search, rules: Sequence[SelectionRule]) -> tuple[dict[str, S
     def shared(rule: SelectionRule) -> list[Trial]:
         return search.run(rule, [search.trial(rule, name, point) for name, point in points.items()])
 
-    full = {_name(trial): trial for trial in shared(Hindsight())}
+    full = {_name(trial): trial for trial in shared(HINDSIGHT)}
     selections = {}
     for rule in rules:
         if rule.proposes:
             selections[rule.name] = rule.search(search)
             own = [trial for trial in selections[rule.name].trials if trial.spec.method == search.spec.method]
-            points_of_rule = [search.trial(Hindsight(), _name(trial), trial.point) for trial in own]
-            full |= {_name(trial): trial for trial in search.run(Hindsight(), points_of_rule)}
+            points_of_rule = [search.trial(HINDSIGHT, _name(trial), trial.point) for trial in own]
+            full |= {_name(trial): trial for trial in search.run(HINDSIGHT, points_of_rule)}
         else:
             trials = shared(rule)
             selections[rule.name] = Selection(rule.choose(search.space, trials), trials, rule.note)
     return selections, full
+
+
+def _row_of(
+    rule: SelectionRule, selection: Selection, space: Space, full: Mapping[str, Trial], best: Trial, spent: int
+) -> dict[str, Any]:
+    """A rule's choice, how good it is on test nodes, and by how much the best in hindsight is better."""
+    chosen = selection.chosen
+    tested = _tested(full[_name(chosen)], spent)
+    behind = None
+    if tested and best.result:
+        behind = HINDSIGHT.score(best.result) - sign(best.result) * tested["ap"]["mean"]
+    return {
+        "rule": rule.name,
+        "about": rule.about,
+        "best": describe_trial(space, chosen, rule),
+        "note": selection.note,
+        "run_options": space.run_options(chosen.point),
+        "hindsight": tested,
+        "behind": behind,
+    }
 
 
 def _name(trial: Trial) -> str:
@@ -141,10 +158,14 @@ def _tested(trial: Trial, spent: int) -> dict[str, Any] | None:
 
 def markdown(found: Mapping[str, Any]) -> str:
     """The table of `compare_rules` in Markdown."""
-    tasks = found["tasks_spent"]
+    tasks, best, name = found["tasks_spent"], found["hindsight"], str(found["metric"])
+    tested = [best, *(row["hindsight"] for row in found["rules"] if row.get("hindsight"))]
+    unit = describe_metric({"protocol": found})["unit"]
+    digits = decimal_places((one["ap"]["mean"] for one in tested), unit, percent=2)
+    named = "" if name == PLAIN else f", {direction_of(name)}"
     lines = [
-        f"**{found['stream']}, {found['method']}**: what each rule chooses, and how good it is on the test nodes of "
-        "the whole stream, which no rule looks at.",
+        f"**{found['stream']}, {found['method']}**{named}: what each rule chooses, and how good it is on the test "
+        "nodes of the whole stream, which no rule looks at.",
         "",
         f"| rule | chooses | AP | AF | AP, tasks after the first {tasks} | AP behind the best in hindsight |",
         "|---|---|--:|--:|--:|--:|",
@@ -153,11 +174,12 @@ def markdown(found: Mapping[str, Any]) -> str:
         if "reason" in row:
             lines.append(f"| {row['rule']} | not possible here: {row['reason']} | | | | |")
         else:
-            behind = "diverged" if row["behind"] is None else f"{row['behind']:.2f}"
-            lines.append(f"| {row['rule']} | {_settings(row['best'])} | {_numbers(row['hindsight'])} | {behind} |")
-    best = found["hindsight"]
+            behind = "diverged" if row["behind"] is None else f"{row['behind']:.{digits}f}"
+            numbers = _numbers(row["hindsight"], digits)
+            lines.append(f"| {row['rule']} | {_settings(row['best'])} | {numbers} | {behind} |")
     lines.append(
-        f"| *best in hindsight (test nodes; not a rule)* | {_settings(best['best'])} | {_numbers(best)} | 0.00 |"
+        f"| *best in hindsight (test nodes; not a rule)* | {_settings(best['best'])} | {_numbers(best, digits)} "
+        f"| {0:.{digits}f} |"
     )
     return "\n".join(lines) + "\n"
 
@@ -169,7 +191,8 @@ def _settings(best: Mapping[str, Any]) -> str:
     )
 
 
-def _numbers(tested: Mapping[str, Any] | None) -> str:
+def _numbers(tested: Mapping[str, Any] | None, digits: int) -> str:
     if tested is None:
         return "– | – | –"
-    return " | ".join(f"{tested[key]['mean']:.2f} ± {tested[key]['std']:.2f}" for key in ("ap", "af", "ap_later"))
+    measures = (tested[key] for key in ("ap", "af", "ap_later"))
+    return " | ".join(f"{one['mean']:.{digits}f} ± {one['std']:.{digits}f}" for one in measures)

@@ -11,6 +11,7 @@ from typing import Any
 from evergraph.core.settings import configure, settings_of
 from evergraph.errors import unknown
 from evergraph.experiments.engines import MakeEngine
+from evergraph.experiments.metric_titles import describe_metric
 from evergraph.experiments.selection.record import check_input, describe, opened
 from evergraph.experiments.selection.rule import SELECTION_RULES, SelectionRule, Trial
 from evergraph.experiments.selection.search import OnDone, Search
@@ -80,6 +81,7 @@ def tune(
         found = {
             "stream": spec.source,
             "method": spec.method,
+            "metric": describe_metric(selection.chosen.result or {})["name"],
             "rule": rule.name,
             "about": rule.about,
             "note": selection.note,

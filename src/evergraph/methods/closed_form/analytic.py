@@ -22,7 +22,7 @@ from evergraph.methods.closed_form.block_prediction import WHOLE, BlockPredictio
 from evergraph.methods.closed_form.columns import as_outputs, check_targets, negative_errors
 from evergraph.methods.closed_form.drift import MovingEncoder
 from evergraph.methods.closed_form.familiarity import damped_factor, dense_rows, evenly, strangeness
-from evergraph.methods.closed_form.forgetting import Forgetting
+from evergraph.methods.closed_form.forgetting import ForgettingFromSums
 from evergraph.methods.closed_form.head import head_name, linear_head
 from evergraph.methods.closed_form.hits import rows_of, validation_hits, with_changes_between
 from evergraph.methods.closed_form.smoothing import best_share, with_changes
@@ -77,6 +77,7 @@ class Analytic(MovingEncoder, TwoForms):
 
     name = "analytic"
     family = "closed form"
+    learns_without_epochs = True
     reference = "ridge regression by accumulated statistics (recursive least squares); see docs/analytic.md"
     access = Access(keeps=("statistics",), transductive=True)
     model = "random-features"
@@ -235,11 +236,11 @@ class Analytic(MovingEncoder, TwoForms):
         self.class_sizes_, self.task_of_unit_ = sizes.tolist(), tasks
 
     @capability(rests_on=("_add", "add_to_sums", "decide", "write"))
-    def forgetting(self) -> Forgetting | str:
+    def forgetting(self) -> ForgettingFromSums | str:
         """Return how examples are forgotten, or why they cannot be: the encoder was trained on them."""
         if self.encoder != "frozen":
             return f"encoder={self.encoder!r} trained the encoder on them; learn anew without them"
-        return Forgetting(self)
+        return ForgettingFromSums(self)
 
     def _in_blocks(self, problem: Problem, model: GraphModel) -> bool:
         """Return whether the vote and edge judging apply: nodes have classes, and features come in blocks."""

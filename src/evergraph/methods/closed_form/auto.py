@@ -43,6 +43,7 @@ SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of 
 FEW_MISSES = 0.01  # share of misclassified validation nodes up to which the best set is used alone
 INFORMATIVE = 0.02  # share of the validation nodes' variance above which own features are informative
 SEPARATES_CLASSES = 0.25  # share above which they separate classes well enough to judge edges by, with a small ridge
+WELL_EXPLAINED = 0.5  # share above which their voice in the vote weighs more than one, in proportion to the share
 
 
 @METHODS.register
@@ -255,6 +256,18 @@ class Auto(OnTrial):
         """Return the blocks that each voice of the vote reads; the first mixes nodes with their neighbours."""
         return vote_sets(capable(model, "feature_layout")().present, self._own(model))  # type: ignore[misc]
 
+    def _voice_weights(self, model: GraphModel) -> list[float]:
+        """Return the weight of each voice in the vote; together they are as many as there are voices.
+
+        Neighbours from other tasks mislead the voices that mix, but not own features: if these explain more than half
+        of the variance, their voice weighs more than the others.
+        """
+        voices, own = self.voices(model), self._own(model)
+        if own not in voices or len(voices) == 1:
+            return [1.0] * len(voices)
+        weight = max(self.own_explains_ / WELL_EXPLAINED, 1.0)
+        return [weight if voice == own else (len(voices) - weight) / (len(voices) - 1) for voice in voices]
+
     def _mixed_sets(self, model: GraphModel) -> list[list[bool]]:
         """Return the blocks that mix nodes with neighbours, and the deepest of these, where the node itself fades."""
         present, mixed = capable(model, "feature_layout")().present, self.voices(model)[0]  # type: ignore[misc]
@@ -275,7 +288,8 @@ class Auto(OnTrial):
         wanted = self._voice_requests(model, parts)
         self.solve_ahead(wanted)
         voices = [self.solve(*voice)[0] for voice in wanted]
-        ways = {VOICES: torch.stack(voices).sum(0), MIXED: voices[0]}
+        weighted = [weight * voice for weight, voice in zip(self._voice_weights(model), voices)]
+        ways = {VOICES: torch.stack(weighted).sum(0), MIXED: voices[0]}
         if not self._own_features_informative():
             blended = [self._explaining(model, blocks, parts) for blocks in self._mixed_sets(model)]
             ways[MIXED] = torch.stack([self.solve(*each)[0] for each in blended]).mean(0)

@@ -8,7 +8,8 @@ ridge solution on any subset J of the features is
     W_J = S_Jᵀ (S_J S_Jᵀ + λ I)⁻¹ T,
 
 where S_J S_Jᵀ is the sum of one n × n matrix per block of features: all choices of blocks share the same few matrices,
-which are packed as their lower triangles (`core.symmetric`).
+which are packed as their lower triangles (`core.symmetric`). If J has fewer features than there are rows, the head
+comes from G over J instead, the smaller matrix then (`narrow`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from evergraph.core.dense_algebra import EXACT, by_blas, eigen, outer_product, p
 from evergraph.core.side_by_side import side_by_side
 from evergraph.core.symmetric import SymmetricSum, entries_at, leading, packed_size, runs_of, unpack
 from evergraph.methods.closed_form.factor import Factor
+from evergraph.methods.closed_form.narrow import NarrowSums
 from evergraph.methods.closed_form.sums import HeadRequest, RidgeSystem, met, solved
 
 
@@ -48,6 +50,9 @@ AT_ONCE = 256  # rows of a factor that are squared at once
 Key = tuple[tuple[str, ...], tuple[int, ...], float, float | None]
 """Parts, blocks, ridge and relative error of a solution, None for a rough one."""
 
+Asked = tuple[HeadRequest, dict[float, bool]]
+"""A request, and for each of its ridges whether a rough solution will do."""
+
 
 @dataclass(eq=False)
 class FactoredSums:
@@ -65,60 +70,117 @@ class FactoredSums:
     _products: dict[int, Tensor] = field(default_factory=dict, repr=False)
     _diagonals: dict[int, Tensor] = field(default_factory=dict, repr=False)
     _blocks_of_rows: dict[bytes, list[int]] = field(default_factory=dict, repr=False)
-    _combinations: dict[Key, Tensor] = field(default_factory=dict, repr=False)
+    _found: dict[Key, Tensor] = field(default_factory=dict, repr=False)  # a narrow head, or a combination of rows
+    _narrow_sums: NarrowSums | None = field(default=None, repr=False)
 
     def solve(self, wanted: HeadRequest, error: float = EXACT) -> list[Tensor]:
         """Return the head for each ridge from the sums of the request's parts, on its features only."""
-        combined = torch.cat(self.combinations(wanted, error), dim=1)
-        kept = [self.factors[part] for part in wanted.parts]
-        weights = combined.split([factor.rows.size(0) for factor in kept])
-        heads = combined.new_zeros(self.block_of_row.numel(), combined.size(1))
-        read = torch.arange(self.block_of_row.numel()) if wanted.rows is None else wanted.rows.cpu()
-        for run in runs_of(read):
-            for factor, own in zip(kept, weights):
-                heads[run.at] += product(factor.rows[:, run.at].T, own.to(factor.rows.dtype))
+        found = torch.cat(self._solved(wanted, error), dim=1)
+        kept, read = [self.factors[part] for part in wanted.parts], self._read(wanted)
+        heads = found.new_zeros(self.block_of_row.numel(), found.size(1))
+        if self._is_narrow(wanted):
+            heads[read.to(heads.device)] = found
+        else:
+            weights = found.split([factor.rows.size(0) for factor in kept])
+            for run in runs_of(read):
+                for factor, own in zip(kept, weights):
+                    heads[run.at] += product(factor.rows[:, run.at].T, own.to(factor.rows.dtype))
         return list(heads.split(kept[0].targets.size(1), dim=1))
 
     def scores(self, wanted: HeadRequest, error: float, of: str, last: int) -> Iterator[Tensor]:
-        """Yield the scores of the last rows of part `of` by the head of each ridge, without forming the head."""
-        seen = torch.stack([self._between(block, wanted.parts, of, last) for block in self.blocks(wanted.rows)]).sum(0)
-        for combined in self.combinations(wanted, error):
+        """Yield the scores of the last rows of part `of` by the head of each ridge.
+
+        Wide heads are not formed if products between rows are kept.
+        """
+        blocks = self.blocks(wanted.rows)
+        if self._is_narrow(wanted) or not self._products.keys() >= set(blocks):
+            rows, runs = self.factors[of].rows[-last:], runs_of(self._read(wanted))
+            for head in self.solve(wanted, error):
+                own = head.to(rows.dtype)
+                yield torch.stack([product(rows[:, run.at], own[run.at]) for run in runs]).sum(0)
+            return
+        combinations = self._solved(wanted, error)
+        seen = torch.stack([self._between(block, wanted.parts, of, last) for block in blocks]).sum(0)
+        for combined in combinations:
             yield product(seen, combined.to(seen.dtype))
 
-    def combinations(self, wanted: HeadRequest, error: float) -> list[Tensor]:
-        """Return (S_J S_Jᵀ + λ I)⁻¹ T for each ridge; the head is S_Jᵀ times it."""
+    def _solved(self, wanted: HeadRequest, error: float) -> list[Tensor]:
+        """Return what is found for each ridge: a narrow head on its features alone, else its combination of rows.
+
+        The combination is (S_J S_Jᵀ + λ I)⁻¹ T; the head is S_Jᵀ times it.
+        """
         self.solve_ahead([wanted], error)
         found = [self._known(wanted, ridge, error) for ridge in wanted.ridges]
         return [one for one in found if one is not None]
 
     def solve_ahead(self, wanted: Sequence[HeadRequest], error: float) -> None:
-        """Compute all combinations to be requested, all of the same parts, as many at once as there is room for."""
-        new = dict[tuple[int, ...], tuple[HeadRequest, dict[float, bool]]]()  # by blocks: whether ridges may be rough
+        """Solve for all that will be requested, all of the same parts, as much at once as there is room for."""
+        new = dict[tuple[int, ...], Asked]()  # by blocks
         for each in wanted:
             for ridge in self._unknown(each, error).ridges:
                 _, rough = new.setdefault((*self.blocks(each.rows),), (each, {}))
                 rough[ridge] = each.rough and rough.get(ridge, True)
-        self._multiply(set().union(*new))
-        asked = list(new.values())
-        at_once = self._at_once(asked[0][0].parts) if asked else 1
-        for start in range(0, len(asked), at_once):
-            some = asked[start : start + at_once]
-            systems = self._systems([each for each, _ in some])
-            found = solved([(own, *pair) for own, (_, rough) in zip(systems, some) for pair in rough.items()], error)
-            places = [(each, ridge) for each, rough in some for ridge in rough]
-            for (each, ridge), one in zip(places, found):
-                self._combinations[self._key(each, ridge, error if one.exact else None)] = one.found
-            del systems  # frees the matrices
+        narrow, wide = (
+            [one for one in new.values() if self._is_narrow(one[0]) == is_narrow] for is_narrow in (True, False)
+        )
+        if narrow:
+            self._find_narrow(narrow, error)
+        self._multiply({block for each, _ in wide for block in self.blocks(each.rows)})
+        at_once = self._at_once(wide[0][0].parts) if wide else 1
+        for start in range(0, len(wide), at_once):
+            some = wide[start : start + at_once]
+            self._find(some, self._systems([each for each, _ in some]), error)
+
+    def _find_narrow(self, asked: Sequence[Asked], error: float) -> None:
+        """Solve for narrow heads, and keep the sums over their features if there is room."""
+        sums = self._narrow([block for each, _ in asked for block in self.blocks(each.rows)])
+        systems, orders = zip(*(sums.system(each.parts, self._read(each)) for each, _ in asked))
+        self._find(asked, systems, error, orders)
+        self._narrow_sums = sums if self.room is None or self._held() + sums.nbytes <= self.room else None
+
+    def _find(
+        self, asked: Sequence[Asked], systems: Sequence[RidgeSystem], error: float, orders: Sequence[Tensor] = ()
+    ) -> None:
+        """Solve the system of each request with its ridges, and keep the solutions.
+
+        `orders` are the places of a narrow system's features among those of the request.
+        """
+        found = solved([(own, *pair) for own, (_, rough) in zip(systems, asked) for pair in rough.items()], error)
+        places = [(number, ridge) for number, (_, rough) in enumerate(asked) for ridge in rough]
+        for (number, ridge), one in zip(places, found):
+            key = self._key(asked[number][0], ridge, error if one.exact else None)
+            self._found[key] = one.found
+            if orders:
+                self._found[key] = torch.empty_like(one.found)
+                self._found[key][orders[number].to(one.found.device)] = one.found
+
+    def _is_narrow(self, wanted: HeadRequest) -> bool:
+        """Return whether a request reads fewer features than its parts have rows."""
+        rows = sum(self.factors[part].rows.size(0) for part in wanted.parts)
+        return self._read(wanted).numel() < rows
+
+    def _read(self, wanted: HeadRequest) -> Tensor:
+        """Return the features that a request reads."""
+        return torch.arange(self.block_of_row.numel()) if wanted.rows is None else wanted.rows.cpu()
+
+    def _narrow(self, blocks: Sequence[int]) -> NarrowSums:
+        """Return the sums over the features of `blocks`, and perhaps of more."""
+        known = self._narrow_sums
+        if known is not None and known.blocks >= set(blocks):
+            return known
+        every = sorted({*blocks, *(known.blocks if known is not None else ())})
+        columns = torch.nonzero(torch.isin(self.block_of_row, torch.tensor(every))).reshape(-1)
+        return NarrowSums(self.factors, columns, every)
 
     def _unknown(self, wanted: HeadRequest, error: float) -> HeadRequest:
-        """Return the request without the ridges whose combinations are known."""
+        """Return the request without the ridges whose solutions are known."""
         ridges = dict.fromkeys(wanted.ridges)
         return wanted._replace(ridges=[ridge for ridge in ridges if self._known(wanted, ridge, error) is None])
 
     def _known(self, wanted: HeadRequest, ridge: float, error: float) -> Tensor | None:
-        """Return a known combination; a rough one only if that will do."""
-        rough = self._combinations.get(self._key(wanted, ridge, None)) if wanted.rough else None
-        return self._combinations.get(self._key(wanted, ridge, error), rough)
+        """Return a known solution; a rough one only if that will do."""
+        rough = self._found.get(self._key(wanted, ridge, None)) if wanted.rough else None
+        return self._found.get(self._key(wanted, ridge, error), rough)
 
     def _key(self, wanted: HeadRequest, ridge: float, error: float | None) -> Key:
         return (*wanted.parts,), (*self.blocks(wanted.rows),), ridge, error
@@ -197,13 +259,21 @@ class FactoredSums:
         if self.room is None:
             return sys.maxsize
         packed, square = self._bytes(parts)
-        left = self.room - sum(product.nbytes for product in self._products.values()) - packed
+        left = self.room - self._held() - self._narrow_bytes() - packed
         return max((left - torch.get_num_threads() * square) // packed, 1)
 
     def _keeps(self) -> bool:
         """Return whether there is room for the products of all blocks, a system and its factorization."""
         blocks, (packed, square) = int(self.block_of_row.max()) + 2, self._bytes(self.factors)
-        return self.room is None or (blocks + 1) * packed + square <= self.room
+        return self.room is None or (blocks + 1) * packed + square + self._narrow_bytes() <= self.room
+
+    def _held(self) -> int:
+        """Return the bytes of the products that are kept."""
+        return sum(product.nbytes for product in self._products.values())
+
+    def _narrow_bytes(self) -> int:
+        """Return the bytes of the narrow sums that are kept."""
+        return self._narrow_sums.nbytes if self._narrow_sums is not None else 0
 
     def _multiply(self, blocks: set[int]) -> None:
         """Form the products of blocks over the rows of all parts, side by side, if there is room to keep them."""
@@ -227,9 +297,5 @@ class FactoredSums:
 
     def _between(self, block: int, parts: Sequence[str], of: str, last: int) -> Tensor:
         """Return a block's products between the last rows of part `of` and the rows of `parts`."""
-        if block in self._products:
-            end = self._place([of]).stop
-            return entries_at(self._products[block], slice(end - last, end), self._place(parts))
-        columns = self._columns(block)
-        others = torch.cat([self.factors[part].rows[:, columns] for part in parts])
-        return product(self.factors[of].rows[-last:, columns], others.T)
+        end = self._place([of]).stop
+        return entries_at(self._products[block], slice(end - last, end), self._place(parts))

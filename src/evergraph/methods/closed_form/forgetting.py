@@ -7,7 +7,7 @@ kept as factors before they became G have the rounding of the features' own type
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,10 @@ from torch import Tensor
 from evergraph.core import symmetric
 from evergraph.methods.base import Context
 from evergraph.methods.closed_form.head import linear_head
+from evergraph.methods.forgetting import Forgetting, Small
 from evergraph.methods.state import copied
+from evergraph.models.base import GraphModel
+from evergraph.problems.base import Problem
 
 if TYPE_CHECKING:
     from evergraph.methods.closed_form.analytic import Analytic
@@ -30,11 +33,8 @@ COUNTS = (
 )  # fmt: skip
 """State to which every task adds the results on its validation nodes."""
 
-Small = dict[str, Any]
-"""A method's state without its tensors."""
 
-
-class Forgetting:
+class ForgettingFromSums(Forgetting):
     """Removes examples from a closed form.
 
     Args:
@@ -110,11 +110,65 @@ class Forgetting:
         for key, value in small.items():
             setattr(self.method, key, copied(value))
 
-    def drop_units(self, units: Sequence[int]) -> None:
+    # states of all moments
+
+    def _states_after(self, number: int, before: Sequence[Small]) -> Iterator[Small]:
+        """Yield the states after a task for editing: those before later ones, and the present one."""
+        yield from before[number + 1 :]
+        present = self.small_state()
+        yield present
+        for key, value in present.items():
+            setattr(self.method, key, value)
+
+    def sizes_after(self, number: int, before: Sequence[Small], width: int) -> list[int]:
+        """Return the size of each class right after a task."""
+        state = before[number + 1] if number + 1 < len(before) else self.small_state()
+        return _padded(state["class_sizes_"], width)
+
+    def subtract(self, number: int, before: Sequence[Small], sizes: Sequence[int], counts: Small) -> None:
+        """Subtract class sizes and counts that a task has added."""
+        for small in self._states_after(number, before):
+            small["class_sizes_"] = [size - less for size, less in zip(small["class_sizes_"], sizes)]
+            subtract_counts(small, counts)
+
+    def reassign_units(self, gone: Sequence[int], before: Sequence[Small], has: Callable[[int, int], bool]) -> None:
+        """Reassign classes without examples left in the task that introduced them to the next task that has some."""
+        tasks = range(len(before))
+        for unit, number in enumerate(self.method.task_of_unit_):
+            if number in gone and not has(number, unit):
+                later = next((other for other in tasks[number + 1 :] if has(other, unit)), len(tasks))
+                for after, small in enumerate(self._states_after(number, before), start=number):
+                    if unit < len(small["task_of_unit_"]):
+                        small["task_of_unit_"][unit] = later if later <= after else -1
+
+    def empty_units(self, known: int) -> list[int]:
+        """Return the known output units without a training example."""
+        return [unit for unit, size in enumerate(_padded(self.method.class_sizes_, known)[:known]) if not size]
+
+    def drop_units(self, units: Sequence[int], before: Sequence[Small]) -> None:
         """Remove output units: later ones move up, and empty ones fill the last places."""
+        for small in self._states_after(-1, before):
+            if small["class_sizes_"]:
+                without_units(small, units)
         for key in ("cross_", "factor_targets_"):
             if (known := getattr(self.method, key, None)) is not None:
                 setattr(self.method, key, {part: _moved_up(columns, units) for part, columns in known.items()})
+
+    def drop_task(self, number: int, before: Sequence[Small]) -> None:
+        """Remove a task; later ones move up."""
+        for small in self._states_after(number, before):
+            without_task(small, number)
+
+    # solutions
+
+    def write(self, problem: Problem, model: GraphModel) -> None:
+        """Solve the heads and write them into the model."""
+        self.method.write(problem, model)
+
+    def conclude(self, problem: Problem, model: GraphModel) -> None:
+        """Choose the ridge and the blocks by the present counts, then write the heads."""
+        self.method.conclude(model)
+        self.method.write(problem, model)
 
 
 def count_difference(after: Small, before: Small) -> Small:
@@ -122,11 +176,10 @@ def count_difference(after: Small, before: Small) -> Small:
     return {key: _combined(after[key], before[key], -1) for key in COUNTS if key in after}
 
 
-def add_counts(small: Small, change: Mapping[str, Any], sign: int) -> None:
-    """Add to the counts of a state (sign 1), or subtract from them (sign -1), down to zero at least."""
-    for key, value in change.items():
-        total = _combined(small[key], value, sign)
-        small[key] = _at_least_zero(total)
+def subtract_counts(small: Small, counts: Mapping[str, Any]) -> None:
+    """Subtract from the counts of a state, down to zero at least."""
+    for key, value in counts.items():
+        small[key] = _at_least_zero(_combined(small[key], value, -1))
 
 
 def without_units(small: Small, units: Sequence[int]) -> None:

@@ -55,12 +55,18 @@ class CondensedMemory(MemoryMethod):
         return self.condensed(context, x, units, real, self.units(context))
 
     def condensed(self, context: Context, x: Tensor, units: Tensor, real: Features, real_units: Tensor) -> Piece:
-        """Optimize synthetic nodes, starting at the features `x`, to match the real ones."""
+        """Optimize synthetic nodes, starting at the features `x`, to match the real ones.
+
+        A class that keeps all its nodes starts, if `propagated`, at the optimum, which steps along rounding errors
+        would leave: its nodes are held.
+        """
         device = context.device
+        counts = torch.bincount(real_units)
+        whole = (torch.bincount(units, minlength=counts.numel()) == counts) & (self.start == "propagated")
         matching = self.matching(real.to(device), real_units.to(device), units.to(device), self.width)
         moved, _ = condense(
             x.to(device), matching, networks=self.networks, updates=self.updates, lr=self.condensation_lr,
-            generator=context.generator,
+            generator=context.generator, held=whole[units].to(device),
         )  # fmt: skip
         return Piece(moved.cpu(), units)
 

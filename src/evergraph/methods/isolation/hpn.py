@@ -35,8 +35,9 @@ class HPN(Method):
         + cross entropy of a head on the embeddings + distance · Σ_levels mean ‖embedding − matched prototype‖²
         + diversity · mean squared cosine between the columns of different extractors.
 
-    The extractors and the prototypes of earlier tasks are frozen, so that old nodes keep matching the same prototypes.
-    For every atom prototype it is recorded which classes matched it, and with which atom.
+    The first mean is over a node's atoms; on the other levels a node has one embedding. The extractors and the
+    prototypes of earlier tasks are frozen, so that old nodes keep matching the same prototypes. For every atom
+    prototype it is recorded which classes matched it, and with which atom.
 
     Args:
         prediction: `prototypes` predicts the class c with the largest Σ_i max cos(a_i, p), over a node's atoms a_i and

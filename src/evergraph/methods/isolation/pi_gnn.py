@@ -33,12 +33,14 @@ class PIGNN(MemoryMethod):
 
     From the second task on every hidden layer gets `expansion` units, which old units do not read. Then
 
-    1. rectification: for `rectify_epochs` only the old parameters are trained, to minimize the loss of stable nodes of
-       the memory minus `unstable_weight` · the loss of unstable ones in their old neighbourhoods. A kept node is
+    1. rectification: for `rectify_epochs` only the old parameters are trained, to minimize the mean loss of stable
+       nodes of the memory minus `unstable_weight` · that of unstable ones in their old neighbourhoods. A kept node is
        unstable if it has other neighbours in the new task's graph (streams with `edges_between_tasks`).
     2. isolation: only the new parameters (new hidden units, their weights to the outputs, and output units of classes
-       met for the first time) are trained, to minimize the loss of the task's nodes + `memory_weight` · the loss of the
-       memory, with unstable nodes in their new neighbourhoods.
+       met for the first time) are trained, to minimize the mean loss of the task's nodes + `memory_weight` · that of
+       the memory, with unstable nodes in their new neighbourhoods.
+
+    With a summed loss, both are multiplied by the number of examples of the step.
 
     The memory is a uniform random sample of the nodes of all tasks, with the subgraph that the model sees of them, at
     whose rim nodes have the degrees that they have within it.
@@ -53,8 +55,9 @@ class PIGNN(MemoryMethod):
             outwards; empty for all, as in the paper. If some are left out, every kept node that the new task's graph
             contains is unstable.
         rectify_epochs: epochs of rectification before those of a task; 10 there.
-        unstable_weight: β₁ of rectification; 0.01 in the paper's code.
-        memory_weight: β₂ of isolation, relative to the reduced loss; 0.1 there.
+        unstable_weight: β₁ of rectification, of all unstable nodes relative to all stable ones; 0.01 in the
+            paper's code.
+        memory_weight: β₂ of isolation, of the whole memory relative to the task's nodes; 0.1 there.
     """
 
     name = "pi-gnn"

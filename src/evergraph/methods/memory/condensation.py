@@ -54,10 +54,19 @@ class Matching:
 
     def scale(self) -> Tensor:
         """Return the standard deviation of each feature over the real nodes: the unit of a synthetic node's steps."""
-        ones = torch.ones(self.real.size(0), 1, dtype=self.real.dtype, device=self.real.device)
-        squares = self.real.with_values(self.real.values**2) if isinstance(self.real, SparseMatrix) else self.real**2
-        mean, mean_square = (rows.t() @ ones / ones.size(0) for rows in (self.real, squares))
-        return (mean_square - mean.square()).clamp(min=0).sqrt().reshape(-1)
+        real = self.real
+        if isinstance(real, Tensor):
+            return real.std(0, correction=0)
+        ones = torch.ones(real.size(0), 1, dtype=torch.float64, device=real.device)
+
+        def means(values: Tensor) -> Tensor:
+            """Return the mean of each column with other stored values."""
+            return (real.with_values(values).t() @ ones / ones.size(0)).reshape(-1)
+
+        values = real.values.double()
+        mean, stored = means(values), means(torch.ones_like(values))
+        gaps = values - mean[real.indices]
+        return (means(gaps.square()) + (1 - stored) * mean.square()).sqrt().to(real.dtype)
 
     def weight(self, rows: int, columns: int, generator: torch.Generator) -> Tensor:
         """Draw a Glorot-uniform weight matrix."""
@@ -109,7 +118,14 @@ class GradientMatching(Matching):
 
 
 def condense(
-    x: Tensor, matching: Matching, *, networks: int, updates: int, lr: float, generator: torch.Generator
+    x: Tensor,
+    matching: Matching,
+    *,
+    networks: int,
+    updates: int,
+    lr: float,
+    generator: torch.Generator,
+    held: Tensor | None = None,
 ) -> tuple[Tensor, list[float]]:
     """Move synthetic nodes towards the real ones with Adam.
 
@@ -123,12 +139,17 @@ def condense(
         updates: number of steps under each network.
         lr: Adam's learning rate, in standard deviations.
         generator: draws the networks.
+        held: mask of synthetic nodes that stay where they are; none by default. If all of them do, no network is drawn.
 
     Returns:
         The optimized features, and the matching loss before the first step under each network.
     """
+    if held is not None and bool(held.all()):
+        return x.detach(), []
     with torch.enable_grad():
         start, scale = x.detach(), matching.scale()
+        if held is not None:
+            scale = scale * (~held).unsqueeze(1)
         moved = torch.zeros_like(start, requires_grad=True)
         optimizer = torch.optim.Adam([moved], lr=lr)
         losses = []

@@ -24,8 +24,13 @@ def nearest_to_mean(x: Tensor) -> Tensor:
 
 
 def strangers_within(x: Tensor, others: Tensor, radius: float) -> Tensor:
-    """Return, for each row of x, the number of rows of `others` closer than the radius."""
-    parts = [(torch.cdist(rows, others) < radius).sum(1) for rows in x.split(ROWS_AT_ONCE)]
+    """Return, for each row of x, the number of rows of `others` closer than the radius.
+
+    Distances come from products of rows, which is fast; in double precision, since the products cancel where features
+    are far from zero.
+    """
+    others = others.double()
+    parts = [(torch.cdist(rows.double(), others) < radius).sum(1) for rows in x.split(ROWS_AT_ONCE)]
     return torch.cat(parts)
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
-from torch.func import functional_call
+from functools import partial
 
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params, named_params
 from evergraph.core.settings import Fraction, NonNegative
-from evergraph.curvature import regularizer
+from evergraph.curvature import outputs_at, regularizer
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
 from evergraph.methods.online_curvature.anchors import AnchoredCurvature, Estimator, labels_of
@@ -63,13 +61,8 @@ class InterpolatedCurvature(AnchoredCurvature):
         """Add the regularizer's gradient."""
         if not self.active:
             return
-
-        def outputs(params: Params) -> Tensor:
-            values: Tensor = functional_call(step.model, params, (step.batch,))
-            return values
-
         _, gradient = regularizer(
-            outputs, named_params(step.model), self.anchor_list_, step.problem,
+            partial(outputs_at, step.model, step.batch), named_params(step.model), self.anchor_list_, step.problem,
             point=self.point, labels=labels_of(self.estimator), generator=step.context.generator,
         )  # fmt: skip
         scale = self.scale(step.batch.num_examples, step.context.reduction)

@@ -8,16 +8,16 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from evergraph.core.capabilities import capable
 from evergraph.core.settings import NonNegative, Positive
 from evergraph.core.sparse import as_dense, take_rows
-from evergraph.curvature import in_mode
+from evergraph.curvature import in_mode, outputs_at
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context, search_over
 from evergraph.methods.memory import ReplayMethod, Weighting
 from evergraph.methods.memory.samplers import influences, mean_distance, nearest_to_mean, strangers_within
+from evergraph.models.base import MEASURED_AT_ONCE
 
 Sampler = Literal["mean-of-feature", "coverage", "influence"]
 
@@ -77,7 +77,7 @@ class ERGNN(ReplayMethod):
         features = capable(context.model, "features")
         if features is None:
             raise EvergraphError("er-gnn: space=embeddings needs a model with a linear head; use space=features")
-        batches = context.batcher.exact().batches(nodes.to(context.device), 2048)
+        batches = context.batcher.exact().batches(nodes.to(context.device), MEASURED_AT_ONCE)
         with in_mode(context.model, training=False):
             return torch.cat([features(batch).detach() for batch in batches]).float()
 
@@ -87,7 +87,7 @@ class ERGNN(ReplayMethod):
             batcher, problem = context.batcher.exact(), context.problem
             train = batcher.batch(context.train)
             judged = batcher.batch(context.task.val.to(context.device)) if context.task.val.numel() else train
-            function, judge = (partial(_outputs, context.model, batch) for batch in (train, judged))
+            function, judge = (partial(outputs_at, context.model, batch) for batch in (train, judged))
             with in_mode(context.model, training=False):
                 values = influences(
                     function, context.params, problem, train.y, (judge, judged.y), self.damping, iterations=20
@@ -97,8 +97,3 @@ class ERGNN(ReplayMethod):
             context.cache["influence"] = all_nodes
         found: Tensor = context.cache["influence"]
         return found
-
-
-def _outputs(model: torch.nn.Module, batch: object, params: dict[str, Tensor]) -> Tensor:
-    outputs: Tensor = functional_call(model, params, (batch,))
-    return outputs

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from evergraph.core.capabilities import Answer
-from evergraph.core.params import Direction, trained_params
+from evergraph.core.params import Direction, copy_buffers, trained_params
 from evergraph.core.workers import Workers, workers
 from evergraph.curvature import forward, in_mode
 from evergraph.data.batching import Batch, Neighbourhoods
@@ -209,7 +209,7 @@ def rows_are_independent(context: Context) -> bool:
     batcher = context.batcher.exact()
 
     def passed(examples: Tensor) -> tuple[Tensor, bool]:
-        buffers = {name: value.clone() for name, value in model.named_buffers()}
+        buffers = copy_buffers(model)
         outputs: Tensor = functional_call(model, buffers, (batcher.batch(examples),))
         moved = any(not torch.equal(value, buffers[name]) for name, value in model.named_buffers())
         return outputs, moved
