@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 import evergraph as eg
 from evergraph.data.datasets.drift import drift, growing_links, growing_ratings
-from evergraph.data.examples import NEGATIVES
+from evergraph.data.negatives import NEGATIVES
 from evergraph.errors import EvergraphWarning
 from test_problems import make_data
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,12 +11,10 @@ from torch import Tensor
 
 from evergraph.core.sparse import SparseMatrix, block_diagonal, take_rows
 from evergraph.data.arrays import ClassName, as_array, make_adjacency, read_edges, targets_and_names
-from evergraph.data.attributes import Attribute, read_attributes, read_splits
+from evergraph.data.attributes import read_attributes, read_splits
 from evergraph.data.graph import Graph, make_graph
 from evergraph.errors import EvergraphError, tell
 
-NEGATIVES = {0: 1, 1: 5, 2: 5}
-"""Number of pairs without a link drawn for each link, by part: training, validation, test."""
 LINK = "link"  # name of the label of a pair in link prediction
 
 
@@ -152,14 +149,14 @@ def make_links(
         y=targets,
         class_names=names,
         level="link",
-        members=_pairs(torch.as_tensor(pairs.astype(np.int64)), nodes.num_nodes),
+        members=pairs_as_members(torch.as_tensor(pairs.astype(np.int64)), nodes.num_nodes),
         attributes=read_attributes(attributes or {}, count, name),
         splits=read_splits(splits, count, name),
         positives_only=negatives,
     )
 
 
-def _pairs(links: Tensor, num_nodes: int) -> SparseMatrix:
+def pairs_as_members(links: Tensor, num_nodes: int) -> SparseMatrix:
     """Return a matrix with two entries per row: source, then target."""
     count = links.size(1)
     return SparseMatrix(torch.arange(count + 1) * 2, links.T.reshape(-1), torch.ones(2 * count), num_nodes)
@@ -175,7 +172,7 @@ def with_links(graph: Graph, links: Any) -> Graph:
     if graph.level == "link" and not graph.along_links:
         graph = with_other_links(graph, links)
     y = graph.y.new_full((links.size(1), *graph.y.shape[1:]), -1 if graph.has_classes else torch.nan)
-    members = _pairs(links, graph.num_nodes)
+    members = pairs_as_members(links, graph.num_nodes)
     return graph.altered(y=y, members=members, level="link", attributes={}, splits=None)
 
 
@@ -286,7 +283,7 @@ def _both_ways(ends: Tensor, graph: Graph) -> Tensor:
     return torch.cat([_pair_numbers(ends, graph), _pair_numbers(ends.flip(0), graph)])
 
 
-def _unordered(ends: Tensor, graph: Graph) -> Tensor:
+def unordered_pairs(ends: Tensor, graph: Graph) -> Tensor:
     """Return a number for each pair of nodes, the same in both directions."""
     return _pair_numbers(ends.sort(0).values, graph)
 
@@ -294,96 +291,6 @@ def _unordered(ends: Tensor, graph: Graph) -> Tensor:
 def first_of_pair(graph: Graph, links: Tensor) -> Tensor:
     """Return for each of these links the one with the lowest number between the same two nodes, in either direction."""
     assert graph.members is not None
-    _, pair = torch.unique(_unordered(graph.members.rows(links).indices.view(-1, 2).T, graph), return_inverse=True)
+    _, pair = torch.unique(unordered_pairs(graph.members.rows(links).indices.view(-1, 2).T, graph), return_inverse=True)
     first = torch.full((links.numel(),), graph.num_examples).scatter_reduce(0, pair, links, "amin")
     return first[pair]
-
-
-def with_negatives(graph: Graph, task_of: Tensor, part: Tensor, seed: int) -> tuple[Graph, Tensor, Tensor]:
-    """Add pairs without a link to a graph of existing links, drawn for every task and part, reproducibly by seed.
-
-    One pair is drawn per training link and five per validation or test link (`NEGATIVES`), uniformly among the nodes
-    that links of tasks up to this one touch; fewer, with a note, if there are not that many. No pair is drawn twice,
-    for whatever task or part, nor one that is linked at any time or joined by an edge of the graph; in either
-    direction.
-
-    Returns:
-        the graph, and the tasks and parts of its examples.
-    """
-    assert graph.members is not None
-    ends = graph.members.indices.view(-1, 2)
-    used = torch.unique(_unordered(torch.cat([ends.T, graph.edge_index], dim=1), graph))
-    share = _share_to_draw(graph, task_of, part, used)
-    links, tasks, parts = [ends], [task_of], [part]
-    for task in torch.unique(task_of[task_of >= 0]).tolist():
-        nodes = torch.unique(ends[(task_of >= 0) & (task_of <= task)]).numpy()
-        for number, times in NEGATIVES.items():
-            wanted = math.ceil(share * times * int(((task_of == task) & (part == number)).sum()))
-            random = np.random.default_rng([seed, task, number])
-            drawn = torch.as_tensor(_unlinked(nodes, wanted, used.numpy(), graph.num_nodes, random, graph.name))
-            used = torch.cat([used, _unordered(drawn, graph)])
-            links.append(drawn.T)
-            tasks.append(torch.full((wanted,), task))
-            parts.append(torch.full((wanted,), number))
-    pairs = torch.cat(links)
-    added = pairs.size(0) - ends.size(0)
-    attributes = {  # drawn pairs have no attributes; fill with zeros
-        key: Attribute(torch.cat([value.values, value.values.new_zeros(added)]), value.names)
-        for key, value in graph.attributes.items()
-    }
-    whole = graph.altered(
-        y=torch.cat([graph.y, graph.y.new_zeros(added, 1)]),
-        members=_pairs(pairs.T, graph.num_nodes),
-        attributes=attributes,
-        splits=None,
-    )
-    return whole, torch.cat(tasks), torch.cat(parts)
-
-
-def _share_to_draw(graph: Graph, task_of: Tensor, part: Tensor, used: Tensor) -> float:
-    """Return the share of the wanted pairs without a link that can be drawn, with some left over to draw from.
-
-    `used` holds the pairs that are not to be drawn. A task draws from the pairs whose nodes it or an earlier one met.
-    """
-    assert graph.members is not None
-    chosen = task_of >= 0
-    tasks = int(task_of.max()) + 1
-    met = torch.full((graph.num_nodes,), tasks).scatter_reduce(
-        0, graph.members.indices.view(-1, 2)[chosen].flatten(), task_of[chosen].repeat_interleave(2), "amin"
-    )
-    last = torch.maximum(met[used // graph.num_nodes], met[used % graph.num_nodes])
-    nodes = torch.bincount(met, minlength=tasks)[:tasks].cumsum(0)
-    free = nodes * (nodes - 1) // 2 - torch.bincount(last, minlength=tasks)[:tasks].cumsum(0)
-    times = torch.tensor([*NEGATIVES.values(), 0])[part]  # -1, no part, indexes the last entry
-    wanted = torch.bincount(task_of[chosen], times[chosen], minlength=tasks).cumsum(0)
-    share = float((0.8 * free / wanted.clamp(min=1)).min())
-    if share <= 0:
-        raise _too_few(graph.name)
-    if share < 1:
-        tell(
-            f"{graph.name}: too few pairs of nodes have no link; instead of {NEGATIVES[0]} for each training link and "
-            f"{NEGATIVES[2]} for each other one, {share:.0%} as many are drawn"
-        )
-    return min(share, 1.0)
-
-
-def _too_few(name: str) -> EvergraphError:
-    return EvergraphError(f"{name}: nearly all pairs of nodes are linked; there are too few others to draw")
-
-
-def _unlinked(
-    nodes: np.ndarray, wanted: int, used: np.ndarray, num_nodes: int, random: np.random.Generator, name: str
-) -> np.ndarray:
-    """Draw different pairs of different nodes, `(2, wanted)`; none of `used`: lower node · num_nodes + higher node."""
-    found = np.zeros((2, 0), np.int64)
-    for _ in range(100):
-        if found.shape[1] >= wanted:
-            break
-        tried = nodes[random.integers(0, nodes.size, (2, 2 * (wanted - found.shape[1]) + 8))]
-        found = np.concatenate([found, tried[:, tried[0] != tried[1]]], axis=1)
-        pairs = found.min(0) * num_nodes + found.max(0)
-        first = np.sort(np.unique(pairs, return_index=True)[1])
-        found = found[:, first[~np.isin(pairs[first], used)]]
-    if found.shape[1] < wanted:
-        raise _too_few(name)
-    return found[:, :wanted]

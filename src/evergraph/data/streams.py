@@ -17,9 +17,10 @@ from evergraph.core.settings import BelowOne, Checked, NonNegativeInt, PositiveI
 from evergraph.data.arrangement import Order, given_split, tasks_of_classes, trained_classes
 from evergraph.data.class_parts import parts_of_classes
 from evergraph.data.division import divided_by_attribute, divided_by_classes, divided_by_columns
-from evergraph.data.examples import as_existing_links, narrowed, problem_of, with_negatives, without_held_out_edges
+from evergraph.data.examples import as_existing_links, narrowed, problem_of, without_held_out_edges
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
+from evergraph.data.negatives import with_negatives
 from evergraph.data.scenarios import SCENARIOS, blurred, find_attribute
 from evergraph.data.tasks import Part, Task, along_training_links, union
 from evergraph.data.test_graphs import TEST_GRAPHS

@@ -25,12 +25,12 @@ from evergraph.data.arrays import ClassName, as_known
 from evergraph.data.examples import (
     as_existing_links,
     links_to_know,
-    with_negatives,
     with_training_edges,
     without_held_out_edges,
 )
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
+from evergraph.data.negatives import with_negatives
 from evergraph.errors import EvergraphError
 from evergraph.persistence.reading import content_hash
 
