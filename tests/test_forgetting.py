@@ -240,6 +240,35 @@ def test_a_class_that_is_gone_from_its_first_task_came_with_the_next_one_that_ha
     assert dict(zip(found.classes_, before))[0] == -1
 
 
+@pytest.mark.parametrize("balance", [0.0, 0.75])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_in_several_steps_classes_keep_their_own_units(order: Sequence[int], balance: float) -> None:
+    """A class that lives on in a later task comes behind those between, whatever is forgotten before and after."""
+    graph = sbm(nodes=120, classes=6, degree=4, features=8, signal=1.5, seed=1)
+    tasks = list(eg.TaskStream(graph, order=[[0, 1], [2, 0], [3, 4], [5, 2]]))
+    fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False, "balance": balance}
+    zeros, twos = (torch.nonzero(tasks[task].graph.y == name).reshape(-1) for task, name in ((0, 0), (1, 2)))
+    steps = [(0, zeros, [0, 1]), (2, some_nodes(tasks[2]), [2, 3]), (1, twos, [1, 3])]  # task, nodes, data given
+    found, left = make(hidden=20, **fixed).fit(tasks), list(tasks)
+    for step in order:
+        number, gone, given = steps[step]
+        found.forget(gone, [tasks[place] for place in given])
+        left[number] = tasks[number].without(gone)
+        wanted = make(hidden=20, **fixed).fit(left)
+        assert found.classes_ == wanted.classes_
+        assert found.history == wanted.history
+        for key in ("class_sizes_", "task_of_unit_", "cross_", "vote_"):
+            assert near(getattr(found.method, key), getattr(wanted.method, key)), key
+        for ours, theirs in zip(found.records, wanted.records):
+            assert ours["before"]["class_sizes_"] == theirs["before"]["class_sizes_"]
+            assert ours["before"]["task_of_unit_"] == theirs["before"]["task_of_unit_"]
+        assert near(sums(found), sums(wanted))
+        assert near(found.logits(graph), wanted.logits(graph))
+        assert near(found.predict_proba(graph, calibrated=False), wanted.predict_proba(graph, calibrated=False))
+        assert found.predict(graph).labels == wanted.predict(graph).labels
+    assert found.classes_ == [1, 0, 3, 4, 2, 5]
+
+
 def test_corrected_labels(stream: eg.TaskStream) -> None:
     """Forget the nodes, then learn them with the right label: the sums of having had it from the start."""
     fixed = {"method": "analytic", "ridge": 0.5, "balance": 0.0, "smoothing": 0.0, "judge_edges": False}

@@ -24,8 +24,8 @@ from evergraph.methods import Context
 from evergraph.methods.closed_form.forgetting import (
     Forgetting,
     add_counts,
+    arrange_units,
     without_task,
-    without_units,
 )
 from evergraph.training.card import task_card
 from evergraph.training.evidence import AFTER, BEFORE, after_learning
@@ -282,7 +282,7 @@ class _Exchange:
             new = (self._context(self.new[number]), self._sizes_after(number)) if some else None
             self.forgetting.exchange(number, (self._context(self.old[number]), sizes[number]), new)
         self._find_tasks_of_classes()
-        self._drop_classes()
+        self._arrange_classes()
         left = [number for number in self.gone if self.new[number].train.numel()]
         for number in reversed(self.gone):
             self._drop_task(number) if number not in left else None
@@ -385,22 +385,25 @@ class _Exchange:
             return bool(self._sizes(self.new[number])[unit])
         return self.learner.classes_[unit] in self.learner.history[number]["classes"]
 
-    def _drop_classes(self) -> None:
-        """Drop classes without a training example, as if they had never been met."""
-        learner = self.learner
-        sizes = self.forgetting.method.class_sizes_
-        units = [unit for unit in range(len(learner.classes_)) if unit >= len(sizes) or not sizes[unit]]
-        if not units:
-            return
-        names = {learner.classes_[unit] for unit in units}
-        self.forgetting.drop_units(units)
-        for small in self._states_after(-1):
-            if small["class_sizes_"]:
-                without_units(small, units)
-        learner.classes_ = [name for name in learner.classes_ if name not in names]
-        learner.history = [
-            {**entry, "classes": [name for name in entry["classes"] if name not in names]} for entry in learner.history
+    def _arrange_classes(self) -> None:
+        """Drop classes that no task has any more, and give the others the output units in which they would come now.
+
+        A class that has lost its examples in the task that introduced it comes with a later task, behind others.
+        """
+        learner, known = self.learner, self.learner.classes_
+        brought = [
+            as_known(self.new[number].class_names, known) if number in self.new else entry["classes"]
+            for number, entry in enumerate(learner.history)
         ]
+        names = list(dict.fromkeys(name for some in brought for name in some))
+        if names == known:
+            return
+        units = [known.index(name) for name in names]
+        self.forgetting.arrange_units(units)
+        for small in self._states_after(-1):
+            arrange_units(small, units)
+        learner.classes_ = names
+        learner.history = [{**entry, "classes": some} for entry, some in zip(learner.history, brought)]
 
     def _drop_task(self, number: int) -> None:
         learner = self.learner

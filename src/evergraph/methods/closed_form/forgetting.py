@@ -110,11 +110,11 @@ class Forgetting:
         for key, value in small.items():
             setattr(self.method, key, copied(value))
 
-    def drop_units(self, units: Sequence[int]) -> None:
-        """Remove output units: later ones move up, and empty ones fill the last places."""
+    def arrange_units(self, units: Sequence[int]) -> None:
+        """Keep the given output units only, in this order; empty ones fill the last places."""
         for key in ("cross_", "factor_targets_"):
             if (known := getattr(self.method, key, None)) is not None:
-                setattr(self.method, key, {part: _moved_up(columns, units) for part, columns in known.items()})
+                setattr(self.method, key, {part: _arranged(columns, units) for part, columns in known.items()})
 
 
 def count_difference(after: Small, before: Small) -> Small:
@@ -129,11 +129,12 @@ def add_counts(small: Small, change: Mapping[str, Any], sign: int) -> None:
         small[key] = _at_least_zero(total)
 
 
-def without_units(small: Small, units: Sequence[int]) -> None:
-    """Remove output units from the lists of a state that have an entry for each unit."""
+def arrange_units(small: Small, units: Sequence[int]) -> None:
+    """Keep the given output units only, in this order, in the lists of a state that have an entry for each unit."""
     for key, empty in (("class_sizes_", 0), ("task_of_unit_", -1)):
-        kept = [value for unit, value in enumerate(small[key]) if unit not in units]
-        small[key] = kept + [empty] * (len(small[key]) - len(kept))
+        known = small[key]
+        kept = [known[unit] if unit < len(known) else empty for unit in units]
+        small[key] = [*kept, *[empty] * len(known)][: len(known)]
 
 
 def without_task(small: Small, number: int) -> None:
@@ -178,6 +179,5 @@ def _only(cross: Tensor, units: Sequence[int]) -> Tensor:
     return kept
 
 
-def _moved_up(cross: Tensor, units: Sequence[int]) -> Tensor:
-    kept = [unit for unit in range(cross.size(1)) if unit not in units]
-    return torch.nn.functional.pad(cross[:, kept], (0, len(units)))
+def _arranged(columns: Tensor, units: Sequence[int]) -> Tensor:
+    return torch.nn.functional.pad(columns[:, list(units)], (0, columns.size(1) - len(units)))
