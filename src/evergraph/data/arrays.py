@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,7 @@ def is_missing(value: Any) -> bool:
     return (
         value is None
         or (isinstance(value, float) and math.isnan(value))
+        or (isinstance(value, Decimal) and value.is_nan())
         or type(value).__name__ in {"NAType", "NaTType"}
     )
 
