@@ -231,7 +231,8 @@ def make_graph(
             each, NaN where unknown.
         edge_weight: a non-negative number for each edge, with which models propagate.
         class_names: names of the classes, as a list, or as a dictionary from labels to names or from names to labels;
-            by default the classes are named 0, 1, 2, …
+            by default the classes are named 0, 1, 2, … If the largest label is 100 or more and most numbers up to it
+            are unused, as with years, only those that are used are classes, and `graph.y` holds their positions.
         undirected: True reads every edge in both directions (with the larger weight, if both are given), False
             keeps the directions; None reads both, and warns if only one was given.
         name: name of the graph in messages.
