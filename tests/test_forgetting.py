@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,40 @@ def test_in_single_precision_features_of_a_forgotten_task_alone_are_gone(stream:
     left, right = (diagonal(learner.method.gram("train")) > 0 for learner in learners)
     assert torch.equal(left, right)
     assert near(found.model.head, wanted.model.head, 1e-4)
+
+
+def test_features_that_die_in_two_steps_are_gone() -> None:
+    """Rounding of the first is small beside what the sum was, not beside the little that was left for the second."""
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[:, 0] = torch.where(torch.arange(60) < 20, x[:, 0] + 3, 0.0)
+    x[20, 0] = 1e-3
+    graph = eg.make_graph(x, torch.empty(2, 0, dtype=torch.long), torch.arange(60) // 20)
+    tasks = [eg.Task.of(graph, [name], hold_out=False, index=name) for name in range(3)]
+
+    def make_linear() -> eg.Learner:
+        model = eg.RandomFeatures(blocks=[(0, 1.0, "linear")], lift=0.0, scales=False)
+        return eg.Learner(model, eg.Analytic(ridge=0.5, smoothing=0.0, judge_edges=False), dtype=torch.float64)
+
+    last = torch.tensor([20])
+    found, wanted = make_linear().fit(tasks), make_linear().fit([tasks[1].without(last), tasks[2]])
+    assert found.method.gram_
+    found.forget(tasks[0].train, tasks[0])
+    found.forget(last, tasks[1])
+    assert diagonal(found.method.gram("train"))[0] == 0
+    assert near(found.logits(graph)[:, :2], wanted.logits(graph)[:, :2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_without_validation_nodes_nothing_is_chosen_by_rounding(dtype: torch.dtype) -> None:
+    graph = sbm(nodes=60, classes=4, degree=4, features=8, signal=1.5, seed=1)
+    stream = eg.TaskStream(graph, order=[[0, 1], [1, 2], [0, 3]])
+    tasks = [replace(task, val=task.val[:0]) if task.index != 1 else task for task in stream]
+    found, wanted = (eg.Learner(eg.make_model("random-features", hidden=160), "auto", dtype=dtype) for _ in range(2))
+    found.fit(tasks), wanted.fit([tasks[0], tasks[2]])
+    found.forget(torch.cat([tasks[1].train, tasks[1].val, tasks[1].test]), tasks[1:])
+    assert found.method.factor_
+    assert not bool(found.method.cross_["val"].any())
+    assert near(found.logits(graph), wanted.logits(graph), 1e-8 if dtype == torch.float64 else 1e-4)
 
 
 def test_weights_of_a_class_that_came_again_are_put_right(stream: eg.TaskStream) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-12}
 """By type of the features: share of a sum below which what remains after subtraction is nothing but rounding."""
+RESIDUE = 1e-12
+"""Share of the mean sum below which it is the rounding of an earlier subtraction, when this sum was larger."""
 COUNTS = (
     "hits_", "set_hits_", "smaller_", "smoothing_counts_", "voting_", "validated_", "own_within_",
     "smoothing_elsewhere_",
@@ -82,12 +84,16 @@ class Forgetting:
     def _take_out(self, context: Context, sizes: Sequence[int]) -> None:
         """Subtract a task from the sums."""
         before = {part: symmetric.diagonal(gram) for part, gram in self.method.gram_.items()}
+        columns = {part: _largest(cross) for part, cross in self.method.cross_.items()}
         self.method.add_to_sums(context, _sizes(sizes, context), sign=-1)
         rounding = ROUNDING[linear_head(context.model)[1].dtype]
         for part, gram in self.method.gram_.items():
-            gone = symmetric.diagonal(gram) <= rounding * before[part]  # features that are zero at all other examples
+            cross, left = self.method.cross_[part], symmetric.diagonal(gram)
+            residue = (left < before[part]) & (left <= RESIDUE * before[part].mean())
+            gone = (left <= rounding * before[part]) | residue  # features that are zero at all other examples
             symmetric.clear(gram, gone)
-            self.method.cross_[part][gone] = 0.0
+            cross[gone] = 0.0
+            cross[:, _largest(cross) <= rounding * columns[part]] = 0.0  # units without other examples
 
     def rewind(self, number: int, context: Context, before: Small) -> None:
         """Undo the last task: subtract it from the sums, and restore all other state to what it was before."""
@@ -166,6 +172,11 @@ def _at_least_zero(counts: Any) -> Any:
 
 def _padded(values: list[int], width: int) -> list[int]:
     return [*values, *[0] * (width - len(values))]
+
+
+def _largest(cross: Tensor) -> Tensor:
+    """Return the largest absolute entry of each column."""
+    return cross.abs().amax(0)
 
 
 def _sizes(sizes: Sequence[int], context: Context) -> Tensor:
