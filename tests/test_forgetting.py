@@ -394,6 +394,37 @@ def test_from_the_command_line(evergraph, small_graph: eg.Graph, tmp_path: Path)
     assert not (tmp_path / "none").exists()
 
 
+def test_a_class_of_two_months_asks_for_the_other_one(evergraph, month: Path, tmp_path: Path) -> None:
+    data = torch.load(month, weights_only=False)
+    data.x = data.x + 1
+    torch.save(data, tmp_path / "feb.pt")
+    for path in (month, tmp_path / "feb.pt"):
+        assert evergraph("learn", path, "--checkpoint", tmp_path / "kept", "--hidden", "20")[0] == 0
+    words = ("forget", month, "--checkpoint", tmp_path / "kept")
+    for asked in (("--classes", "c"), ("--nodes", "0")):
+        status, _, error = evergraph(*words, *asked)
+        assert status == 2
+        assert "--later GRAPH" in error
+    assert evergraph(*words, "--classes", "c", "--later", tmp_path / "feb.pt")[0] == 0
+
+
+def test_numbers_are_not_forgotten_and_the_error_says_so(evergraph, tmp_path: Path) -> None:
+    from torch_geometric.data import Data
+
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    edges = torch.tensor([range(39), range(1, 40)])
+    data = Data(x=x, edge_index=torch.cat([edges, edges.flip(0)], 1), y=x[:, 0])
+    torch.save(data, tmp_path / "reg.pt")
+    words = (tmp_path / "reg.pt", "--checkpoint", tmp_path / "kept")
+    assert evergraph("learn", *words, "--problem", "node-regression", "--hidden", "20")[0] == 0
+    for asked in (("--nodes", "0"), ("--classes", "0")):
+        status, _, error = evergraph("forget", *words, *asked)
+        assert status == 2
+        assert "those of node-regression have numbers; learn anew without them" in error
+    with pytest.raises(eg.EvergraphError, match="have numbers; learn anew"):
+        eg.Learner.load(tmp_path / "kept").forget("0", data)
+
+
 @pytest.mark.parametrize("later", [True, False])
 def test_what_was_forgotten_is_not_measured_and_the_history_stays(
     evergraph, small_graph: eg.Graph, tmp_path: Path, later: bool

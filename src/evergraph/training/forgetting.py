@@ -188,7 +188,7 @@ def _of_classes(
         if wanted & set(entry["classes"]) and number not in found:
             raise EvergraphError(
                 f"class {next(iter(wanted & set(entry['classes'])))!r} was learned in task {number + 1} too; "
-                "give the data of all tasks that had it, in a list"
+                "give the data of all tasks that had it, in a list (--later GRAPH)"
             )
     gone = {}
     for number, learned in found.items():
@@ -334,7 +334,7 @@ class _Exchange:
         if missing := [number for number in again if number not in self.old]:
             raise EvergraphError(
                 f"task {missing[0] + 1} had examples of the same classes, whose weights depend on these; give its data "
-                "too, in a list behind the first"
+                "too, in a list behind the first (--later GRAPH)"
             )
         return sorted({*self.gone, *again})
 
