@@ -39,6 +39,19 @@ def test_names_and_counts() -> None:
     assert eg.make_graph(X, EDGES, Y).class_names == [0, 1]
 
 
+def test_gaps_between_labels() -> None:
+    """A few classes without examples leave the labels as they are; years take a position each."""
+    few = eg.make_graph(X, EDGES, np.array([0, 7, 99, -1]))
+    assert (few.y.tolist(), few.class_names) == ([0, 7, 99, -1], list(range(100)))
+    most = eg.make_graph(np.ones((150, 1)), EDGES, 2 * np.arange(150) // 3)
+    assert (most.y.tolist(), most.num_classes) == ((2 * np.arange(150) // 3).tolist(), 100)
+    years = eg.make_graph(X, EDGES, np.array([2024, -1, 2020, 2024]))
+    assert (years.y.tolist(), years.class_names) == ([1, -1, 0, 1], [2020, 2024])
+    named = eg.make_graph(X, EDGES, np.array([2024, 2022, 2020, -1]), class_names={2020: "then", 2024: "now"})
+    assert (named.y.tolist(), named.class_names) == ([2, 1, 0, -1], ["then", 2022, "now"])
+    assert eg.make_graph(X, EDGES, np.array([2, 0, -1, -1]), class_names={2: "c"}).class_names == [0, 1, "c"]
+
+
 def test_names_from_numpy_become_plain_python() -> None:
     graph = eg.make_graph(X, EDGES, Y, class_names=np.array([7, 9]))
     assert [type(name) for name in graph.class_names] == [int, int]
@@ -72,6 +85,7 @@ def test_torch_short_floats_are_taken() -> None:
         ({"y": Y[:3]}, "4 rows of features but 3 labels"),
         ({"y": np.array([0, 1, 1, -2])}, "label -2 is out of range"),
         ({"y": np.array([0, 1, 2, 1]), "class_names": ["a", "b"]}, "label 2 is out of range"),
+        ({"y": np.array([0, 1, 2, 1]), "class_names": {0: "a", 1: "b"}}, "label 2 is out of range: there are 2"),
         ({"y": np.array([0, 1, 10**12, 1])}, "label 1000000000000 is out of range"),
         ({"y": np.array([0, 1, 0.5, 1])}, "not whole numbers"),
         ({"y": np.array([0, 1, np.inf, 1])}, "label inf is out of range"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +186,57 @@ def test_an_index_that_is_asked_for_is_read(tables: Path) -> None:
     assert any("columns not read: amount (weight=amount" in str(note.message) for note in told)
 
 
+def test_empty_cells_among_dates_and_decimals_are_no_names() -> None:
+    days = [date(2024, 1, 1), None, date(2024, 1, 2)]
+    for labels in (days, pd.to_datetime(days), pd.PeriodIndex(days, freq="D")):
+        graph = eg.from_tables({"x": [1.0, 2.0, 3.0], "label": labels})
+        assert graph.y.tolist() == [0, -1, 1]
+        assert [name[:10] for name in graph.class_names] == ["2024-01-01", "2024-01-02"]
+    graph = eg.from_tables({"x": [1.0, 2.0, 3.0], "label": [Decimal(1), None, Decimal("NaN")]})
+    assert (graph.y.tolist(), graph.class_names) == ([1, -1, -1], [0, 1])
+    with pytest.raises(eg.EvergraphError, match="row 2 has nothing in column 'id'"):
+        eg.from_tables({"x": [1.0, 2.0, 3.0], "id": days})
+    with pytest.raises(eg.EvergraphError, match="row 1 has nothing in column 'target'"):
+        eg.from_tables({"x": [1.0], "id": days[:1]}, {"source": [days[0], days[0]], "target": [None, days[0]]})
+    assert eg.from_tables({"x": [1.0, 2.0], "split": [None, None]}).splits.tolist() == [[-1], [-1]]
+
+
+def test_decimals_and_long_whole_numbers_are_numbers(tables: Path) -> None:
+    price, ids = [Decimal("1.50"), None, Decimal("2.00")], [Decimal(10) ** 20, Decimal(10) ** 20 + 1, Decimal("7.00")]
+    nodes = pd.DataFrame({"price": price, "id": ids})
+    nodes.to_parquet("prices.parquet")
+    with pytest.warns(EvergraphWarning, match="filled in"):
+        graph = eg.from_tables("prices.parquet", missing="zero")
+    assert (graph.feature_names, graph.x.tolist()) == (["price"], [[1.5], [0.0], [2.0]])
+    edges = {"source": [10**20 + 1], "target": [7]}
+    graph = eg.from_tables(nodes.assign(price=1.5), edges, undirected=True)
+    assert graph.edge_index.tolist() == [[2, 1], [1, 2]]  # ids keep all their digits
+    with pytest.raises(eg.EvergraphError, match="divide the column by a constant"):
+        eg.from_tables({"price": [2**64, 1]})
+
+
+def test_an_empty_column_is_missing_in_every_kind_of_table(tables: Path) -> None:
+    Path("half.csv").write_text("age,size,label\n1,,a\n2,NA,b\n")
+    for table in ("half.csv", {"age": [1, 2], "size": [None, None], "label": ["a", "b"]}):
+        with pytest.raises(eg.EvergraphError, match=r"in column 'size' \(2\)"):
+            eg.from_tables(table)
+        with pytest.warns(EvergraphWarning, match="filled in with 0"):
+            assert eg.from_tables(table, missing="zero").x.tolist() == [[1, 0], [2, 0]]
+    Path("blank.csv").write_text("x,label,split\n1,,\n2,,\n")
+    graph = eg.from_tables("blank.csv")
+    assert (graph.y.tolist(), graph.class_names, graph.splits.tolist()) == ([-1, -1], [], [[-1], [-1]])
+
+
+@pytest.mark.filterwarnings("ignore::evergraph.errors.EvergraphWarning")
+def test_suffixes_are_found_in_any_case(tables: Path) -> None:
+    (tables / "JAN.CSV").write_text(PEOPLE.replace("cy,2,,", "cy,2,1,"))
+    (tables / "LINKS.TSV").write_text(FOLLOWS.replace(",", "\t"))
+    np.savez("plain.npz", x=np.eye(2), edge_index=[[0], [1]])
+    Path("plain.npz").rename("FEB.NPZ")
+    assert find_graph("JAN.CSV:edges=LINKS.TSV,label=role", undirected=True)[0].num_edges == 6
+    assert find_graph("FEB.NPZ", undirected=True)[0].num_nodes == 2
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "people.csv": ({}, "a node table needs its edge list; write people.csv:edges=EDGES.csv"),
     "people.csv:edges=nobody.csv": ({}, "no file nobody.csv"),
@@ -262,6 +315,8 @@ def test_tables_that_are_none() -> None:
         (5, "5 is not a table"),
         ({"x": [1.0, 2.0], "y": [1]}, "columns of different lengths"),
         ({"x": 5}, "is not a list of values"),
+        ({0: [1.0], "0": [2.0]}, "two columns are called '0'"),
+        (pd.DataFrame([[1.0, 2.0]], columns=["a", "a"]), "two columns are called 'a'"),
         ({}, "no rows"),
     ):
         with pytest.raises(eg.EvergraphError, match=message):

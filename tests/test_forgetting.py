@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,40 @@ def test_in_single_precision_features_of_a_forgotten_task_alone_are_gone(stream:
     assert near(found.model.head, wanted.model.head, 1e-4)
 
 
+def test_features_that_die_in_two_steps_are_gone() -> None:
+    """Rounding of the first is small beside what the sum was, not beside the little that was left for the second."""
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[:, 0] = torch.where(torch.arange(60) < 20, x[:, 0] + 3, 0.0)
+    x[20, 0] = 1e-3
+    graph = eg.make_graph(x, torch.empty(2, 0, dtype=torch.long), torch.arange(60) // 20)
+    tasks = [eg.Task.of(graph, [name], hold_out=False, index=name) for name in range(3)]
+
+    def make_linear() -> eg.Learner:
+        model = eg.RandomFeatures(blocks=[(0, 1.0, "linear")], lift=0.0, scales=False)
+        return eg.Learner(model, eg.Analytic(ridge=0.5, smoothing=0.0, judge_edges=False), dtype=torch.float64)
+
+    last = torch.tensor([20])
+    found, wanted = make_linear().fit(tasks), make_linear().fit([tasks[1].without(last), tasks[2]])
+    assert found.method.gram_
+    found.forget(tasks[0].train, tasks[0])
+    found.forget(last, tasks[1])
+    assert diagonal(found.method.gram("train"))[0] == 0
+    assert near(found.logits(graph)[:, :2], wanted.logits(graph)[:, :2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_without_validation_nodes_nothing_is_chosen_by_rounding(dtype: torch.dtype) -> None:
+    graph = sbm(nodes=60, classes=4, degree=4, features=8, signal=1.5, seed=1)
+    stream = eg.TaskStream(graph, order=[[0, 1], [1, 2], [0, 3]])
+    tasks = [replace(task, val=task.val[:0]) if task.index != 1 else task for task in stream]
+    found, wanted = (eg.Learner(eg.make_model("random-features", hidden=160), "auto", dtype=dtype) for _ in range(2))
+    found.fit(tasks), wanted.fit([tasks[0], tasks[2]])
+    found.forget(torch.cat([tasks[1].train, tasks[1].val, tasks[1].test]), tasks[1:])
+    assert found.method.factor_
+    assert not bool(found.method.cross_["val"].any())
+    assert near(found.logits(graph), wanted.logits(graph), 1e-8 if dtype == torch.float64 else 1e-4)
+
+
 def test_weights_of_a_class_that_came_again_are_put_right(stream: eg.TaskStream) -> None:
     """Nodes count by the size that their class had reached: later ones of the class change weight too."""
     fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False}
@@ -238,6 +273,35 @@ def test_a_class_that_is_gone_from_its_first_task_came_with_the_next_one_that_ha
     assert by_name[0] == by_name[1] == {0: 2, 1: 0, 2: 1, 3: 1, 4: 2, 5: 3}
     before = found.records[2]["before"]["task_of_unit_"]
     assert dict(zip(found.classes_, before))[0] == -1
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.75])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_in_several_steps_classes_keep_their_own_units(order: Sequence[int], balance: float) -> None:
+    """A class that lives on in a later task comes behind those between, whatever is forgotten before and after."""
+    graph = sbm(nodes=120, classes=6, degree=4, features=8, signal=1.5, seed=1)
+    tasks = list(eg.TaskStream(graph, order=[[0, 1], [2, 0], [3, 4], [5, 2]]))
+    fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False, "balance": balance}
+    zeros, twos = (torch.nonzero(tasks[task].graph.y == name).reshape(-1) for task, name in ((0, 0), (1, 2)))
+    steps = [(0, zeros, [0, 1]), (2, some_nodes(tasks[2]), [2, 3]), (1, twos, [1, 3])]  # task, nodes, data given
+    found, left = make(hidden=20, **fixed).fit(tasks), list(tasks)
+    for step in order:
+        number, gone, given = steps[step]
+        found.forget(gone, [tasks[place] for place in given])
+        left[number] = tasks[number].without(gone)
+        wanted = make(hidden=20, **fixed).fit(left)
+        assert found.classes_ == wanted.classes_
+        assert found.history == wanted.history
+        for key in ("class_sizes_", "task_of_unit_", "cross_", "vote_"):
+            assert near(getattr(found.method, key), getattr(wanted.method, key)), key
+        for ours, theirs in zip(found.records, wanted.records):
+            assert ours["before"]["class_sizes_"] == theirs["before"]["class_sizes_"]
+            assert ours["before"]["task_of_unit_"] == theirs["before"]["task_of_unit_"]
+        assert near(sums(found), sums(wanted))
+        assert near(found.logits(graph), wanted.logits(graph))
+        assert near(found.predict_proba(graph, calibrated=False), wanted.predict_proba(graph, calibrated=False))
+        assert found.predict(graph).labels == wanted.predict(graph).labels
+    assert found.classes_ == [1, 0, 3, 4, 2, 5]
 
 
 def test_corrected_labels(stream: eg.TaskStream) -> None:
@@ -339,6 +403,37 @@ def test_from_the_command_line(evergraph, small_graph: eg.Graph, tmp_path: Path)
         assert error.count("\n") == 1
     assert evergraph("forget", paths[0], "--checkpoint", tmp_path / "none", "--nodes", "1")[0] == 2
     assert not (tmp_path / "none").exists()
+
+
+def test_a_class_of_two_months_asks_for_the_other_one(evergraph, month: Path, tmp_path: Path) -> None:
+    data = torch.load(month, weights_only=False)
+    data.x = data.x + 1
+    torch.save(data, tmp_path / "feb.pt")
+    for path in (month, tmp_path / "feb.pt"):
+        assert evergraph("learn", path, "--checkpoint", tmp_path / "kept", "--hidden", "20")[0] == 0
+    words = ("forget", month, "--checkpoint", tmp_path / "kept")
+    for asked in (("--classes", "c"), ("--nodes", "0")):
+        status, _, error = evergraph(*words, *asked)
+        assert status == 2
+        assert "--later GRAPH" in error
+    assert evergraph(*words, "--classes", "c", "--later", tmp_path / "feb.pt")[0] == 0
+
+
+def test_numbers_are_not_forgotten_and_the_error_says_so(evergraph, tmp_path: Path) -> None:
+    from torch_geometric.data import Data
+
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    edges = torch.tensor([range(39), range(1, 40)])
+    data = Data(x=x, edge_index=torch.cat([edges, edges.flip(0)], 1), y=x[:, 0])
+    torch.save(data, tmp_path / "reg.pt")
+    words = (tmp_path / "reg.pt", "--checkpoint", tmp_path / "kept")
+    assert evergraph("learn", *words, "--problem", "node-regression", "--hidden", "20")[0] == 0
+    for asked in (("--nodes", "0"), ("--classes", "0")):
+        status, _, error = evergraph("forget", *words, *asked)
+        assert status == 2
+        assert "those of node-regression have numbers; learn anew without them" in error
+    with pytest.raises(eg.EvergraphError, match="have numbers; learn anew"):
+        eg.Learner.load(tmp_path / "kept").forget("0", data)
 
 
 @pytest.mark.parametrize("later", [True, False])

@@ -168,7 +168,7 @@ def test_minus_one_beside_one_alone_is_told_of() -> None:
     x, edges = torch.eye(4), torch.tensor([[0], [1]])
     with pytest.warns(EvergraphWarning, match=r"labels are -1 and 1.*\(2 of 4 have none\).*call them 0 and 1"):
         eg.make_graph(x, edges, [-1, 1, -1, 1], undirected=True)
-    for fine in ([-1, 1, 0, 1], [-1, 0, 0, -1], [1, 1, 1, 1], [-1, -1, -1, -1]):
+    for fine in ([-1, 1, 0, 1], [-1, 0, 0, -1], [1, 1, 1, 1], [-1, -1, -1, -1], [1, torch.nan, 1, 1]):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             eg.make_graph(x, edges, fine, undirected=True)

@@ -307,3 +307,20 @@ def test_a_named_index_of_a_data_frame_holds_the_ids() -> None:
         assert torch.equal(graph.edge_index, wanted.edge_index)
     with pytest.warns(EvergraphWarning, match=r"index of the data frame is not read.*rename_axis\('id'\)"):
         eg.from_tables(frame.drop(columns="id")[frame["label"] == 0], pd.DataFrame({"source": [0], "target": [1]}))
+
+
+def test_years_are_classes_of_two_outputs(tmp_path: Path) -> None:
+    """Memory follows the classes that have examples, and these keep their numbers as names."""
+    tables = [columns(range(COUNT), seed) for seed in range(2)]
+    tables[0]["label"], tables[1]["label"] = tables[0]["label"] * 4 + 2020, tables[1]["label"] + 2023
+    months = [eg.from_tables(table) for table in tables]
+    learner = learner_of(months[0])
+    assert learner.model.out_channels == 2
+    learner.learn(months[1])
+    learner.save(tmp_path / "kept")
+    learner = eg.Learner.load(tmp_path / "kept")
+    assert (learner.classes_, learner.model.out_channels) == ([2020, 2024, 2023], 3)
+    assert set(learner.predict(months[0], classes=[2020, "2024"]).labels) == {2020, 2024}
+    assert learner.evaluate(months).accuracies[0] > 60
+    assert learner.forget(classes=[2020], data=months[0]) == COUNT // 2
+    assert learner.classes_ == [2024, 2023]

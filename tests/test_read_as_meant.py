@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Data
 
 import evergraph as eg
-from evergraph.data.files import read_npz
+from evergraph.data.files import as_graph, read_npz
 from evergraph.errors import EvergraphWarning
 from evergraph.methods.memory.budget import Budget
 from evergraph.training.learned_data import learned_before
@@ -250,6 +250,25 @@ def test_evaluating_checks_the_columns_as_predicting_does() -> None:
         learner.evaluate([turned])
     with pytest.raises(eg.EvergraphError, match="no feature 'c'; give the columns"):
         learner.predict(graph(x=X[:, :2], feature_names=list("ab")))
+
+
+def test_pyg_objects_name_their_columns(tmp_path: Path) -> None:
+    months = [
+        Data(x=torch.tensor(X[:, order]), edge_index=torch.tensor(EDGES), y=torch.tensor(Y), feature_names=names)
+        for order, names in (([0, 1, 2], list("abc")), ([2, 1, 0], np.array(list("cba"))))
+    ]
+    learner = learned(months[0])
+    torch.save(months[0], tmp_path / "month.pt")
+    learner.predict(tmp_path / "month.pt")
+    with pytest.raises(eg.EvergraphError, match="feature 0 is 'c'"):
+        learner.predict(months[1])
+    links = Data(x=torch.tensor(X), edge_label_index=torch.tensor(EDGES), feature_names=list("abc"))
+    assert as_graph(links).feature_names == list("abc")
+    for month in months:
+        month.y = 1
+    assert as_graph([months[0], months[0]]).feature_names == list("abc")
+    with pytest.raises(eg.EvergraphError, match="graph 1 of the list has other feature_names"):
+        as_graph(months)
 
 
 def test_test_nodes_that_were_trained_on_are_told_of(recwarn: pytest.WarningsRecorder) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import pytest
+import torch
 
 import evergraph as eg
 from evergraph.core.settings import checked, settings_of
@@ -38,6 +39,7 @@ REFUSED = {
     "FirstTasks: tasks=1 must be a whole number of at least 2": lambda: FirstTasks(tasks=1),
     "Learner: seed=-1 must be": lambda: eg.Learner(seed=-1),
     "Learner: num_classes=0 must be": lambda: eg.Learner(num_classes=0),
+    "Learner: dtype=torch.float16 must be torch.float32 or torch.float64": lambda: eg.Learner(dtype=torch.float16),
     "Learner: model=5 must be": lambda: eg.Learner(5),
     "sbm: homophily=2.0 must be": lambda: eg.stream("sbm:homophily=2"),
     "sbm: nodes='many' must be a whole number": lambda: eg.stream("sbm:nodes=many"),

@@ -10,6 +10,7 @@ from evergraph.cli import common, parsing
 from evergraph.cli.predict import Nodes, parse_nodes
 from evergraph.data import find_graph
 from evergraph.errors import EvergraphError
+from evergraph.training import Learner
 from evergraph.training.driver import change_in_folder
 
 
@@ -37,19 +38,19 @@ def forget_command(
 ) -> None:
     """Forget nodes or classes as if they had never been learned. Give the graph they were learned from.
 
-    Exact for auto and analytic; other methods cannot forget, and the error says what is possible.
+    Exact for auto and analytic, where examples have classes; other methods cannot forget, nor can any method forget
+    examples with labels or numbers, and the error says what is possible.
     """
     if (nodes is None) == (classes is None):
         raise EvergraphError("say what to forget: --nodes 3,17 or --classes spam")
-    sources = [graph, *(later or ())]
-    data = [find_graph(source, data_root, False if directed else None)[0] for source in sources]
-    learner, forgotten = change_in_folder(
-        checkpoint,
-        lambda learner: learner.forget(
-            parse_nodes(nodes, data[0]), data, classes=parsing.class_names(classes), keep_in_graph=keep_in_graph
-        ),
-        device=device,
-    )
+
+    def change(learner: Learner) -> int:
+        undirected, numbers = False if directed else None, learner.problem.kind == "numbers"
+        data = [find_graph(source, data_root, undirected, numbers)[0] for source in (graph, *(later or ()))]
+        named = parsing.class_names(classes)
+        return learner.forget(parse_nodes(nodes, data[0]), data, classes=named, keep_in_graph=keep_in_graph)
+
+    learner, forgotten = change_in_folder(checkpoint, change, device=device)
     if json:
         common.print_json({"checkpoint": str(checkpoint), "forgotten": forgotten, "classes": learner.classes_})
         return

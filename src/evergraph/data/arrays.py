@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from evergraph.errors import EvergraphError, NumbersError, first_line, shown, te
 
 ClassName = str | int
 MOST_CLASSES = 1_000_000  # a larger label is a mistake (a node number, a hash), not a class
+GAPS = 100  # labels below this one are positions, whatever gaps they leave; larger ones may be names (years)
 SMALLEST = 1e-18  # if all features are smaller, or one larger than its inverse, their squares are lost in float32
 LARGEST = 1 / SMALLEST  # for features and edge weights
 EXACT = 2**24  # float32 represents whole numbers up to this one; beyond, neighbouring ones coincide
@@ -117,8 +119,7 @@ def targets_and_names(
     if values is not None and values.dtype.kind in "OUS":
         return _text_labels(values, count, class_names, name)
     if values is None or not (columns or _several(values)):
-        labels = _labels(values, count, name, level)
-        return labels, _class_names(class_names, labels, name)
+        return _classes(_labels(values, count, name, level), class_names, name)
     values = values.reshape(-1, 1) if values.ndim == 1 else values
     fits = values.ndim == 2 and values.shape[0] == count and values.dtype.kind in "fiub"
     if not fits or np.isinf(values.astype(np.float32)).any():
@@ -162,6 +163,7 @@ def is_missing(value: Any) -> bool:
     return (
         value is None
         or (isinstance(value, float) and math.isnan(value))
+        or (isinstance(value, Decimal) and value.is_nan())
         or type(value).__name__ in {"NAType", "NaTType"}
     )
 
@@ -184,6 +186,7 @@ def _labels(y: Any, num_nodes: int, name: str, level: str) -> Tensor:
         return torch.full((num_nodes,), -1)
     values = as_array(y).reshape(-1)
     _check_count(values, num_nodes, name)
+    given = bool((values == -1).any()) if values.dtype.kind in "fi" else False
     if values.dtype.kind == "f":
         values = np.where(np.isnan(values), -1, values)
     if values.dtype.kind not in "fiub" or (values.dtype.kind == "f" and not (values == np.floor(values)).all()):
@@ -198,7 +201,7 @@ def _labels(y: Any, num_nodes: int, name: str, level: str) -> Tensor:
     labels = torch.as_tensor(values.astype(np.int64))
     if int(labels.min()) < -1:
         raise EvergraphError(f"{name}: label {int(labels.min())} is out of range; labels are 0, 1, 2, … or -1 for none")
-    if torch.unique(labels).tolist() == [-1, 1]:  # two classes are often labelled like this
+    if given and torch.unique(labels).tolist() == [-1, 1]:  # two classes are often labelled like this
         unlabelled = int((labels < 0).sum())
         tell(
             f"{name}: labels are -1 and 1, and -1 stands for no label ({unlabelled:,} of {num_nodes:,} have none); if "
@@ -253,15 +256,15 @@ def as_known(names: Iterable[ClassName], known: Sequence[ClassName]) -> list[Cla
     return [name if name in exact else by_text.get(str(name), name) for name in names]
 
 
-def _listed(class_names: Mapping[Any, Any], name: str) -> list[Any]:
-    """List names by label, from {label: name} or {name: label}; a label without a name keeps its number."""
+def _by_label(class_names: Mapping[Any, Any], name: str) -> dict[int, Any]:
+    """Return names by label, from {label: name} or {name: label}."""
     pairs = list(class_names.items())
     for turn in (lambda pair: pair, lambda pair: pair[::-1]):
         by_label = dict(map(turn, pairs)) if all(_whole(turn(pair)[0]) for pair in pairs) else None
         if by_label is not None and len(by_label) == len(pairs) and pairs:
             number = {int(label): entry for label, entry in by_label.items()}
             if min(number) >= 0 and max(number) < MOST_CLASSES:
-                return [number.get(label, label) for label in range(max(number) + 1)]
+                return number
     raise EvergraphError(
         f"{name}: class_names {str(class_names)[:60]} is not a list, {{label: name}} or {{name: label}}; "
         "labels are 0, 1, 2, …"
@@ -272,30 +275,53 @@ def _whole(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def _class_names(
-    class_names: Sequence[ClassName] | Mapping[Any, Any] | None, labels: Tensor, name: str
-) -> list[ClassName]:
-    """Return one unique name per class; by default the label numbers."""
+def _classes(
+    labels: Tensor, class_names: Sequence[ClassName] | Mapping[Any, Any] | None, name: str
+) -> tuple[Tensor, list[ClassName]]:
+    """Return labels as positions, and one unique name per class; by default the label numbers."""
     largest = int(labels.max())
-    if class_names is None:
-        if largest >= MOST_CLASSES:
-            raise EvergraphError(
-                f"{name}: label {largest} is out of range; number the classes 0, 1, 2, … without large gaps"
-            )
-        return list(range(largest + 1))
-    names = _names(class_names, name)
-    if largest >= len(names):
+    if class_names is not None and not isinstance(class_names, Mapping):
+        names = _names(class_names, name)
+        _check_largest(largest, len(names), name)
+        return labels, names
+    if class_names is None and largest >= MOST_CLASSES:
         raise EvergraphError(
-            f"{name}: label {largest} is out of range: there are {len(names)} class names; "
-            f"labels must be 0 to {len(names) - 1}, or -1 for none"
+            f"{name}: label {largest} is out of range; number the classes 0, 1, 2, … without large gaps, or give their "
+            "names as text"
         )
-    return names
+    by_label = {}
+    if class_names is not None:
+        by_label = _by_label(class_names, name)
+        _check_largest(largest, max(by_label) + 1, name)
+    used = torch.nonzero(torch.bincount(labels[labels >= 0])).reshape(-1).tolist()
+    places = _places({*used, *by_label})
+    if len(places) <= largest:
+        labels = torch.where(labels < 0, -1, torch.searchsorted(torch.tensor(places), labels))
+    return labels, _names([by_label.get(label, label) for label in places], name)
+
+
+def _check_largest(label: int, count: int, name: str) -> None:
+    if label >= count:
+        raise EvergraphError(
+            f"{name}: label {label} is out of range: there are {count} class names; labels must be 0 to {count - 1}, "
+            "or -1 for none"
+        )
+
+
+def _places(labels: Collection[int]) -> list[int]:
+    """Return the labels that have a position: those up to the largest or, if most of these are unused, only the used.
+
+    So a gap of a few classes leaves every label its own position, and years take no more positions than there are.
+    """
+    largest = max(labels, default=-1)
+    return list(range(largest + 1)) if largest < max(GAPS, 2 * len(labels)) else sorted(labels)
 
 
 def _names(class_names: Any, name: str) -> list[ClassName]:
     """Return the names of classes or columns as a list, after checking that they are unique."""
     if isinstance(class_names, Mapping):
-        class_names = _listed(class_names, name)
+        by_label = _by_label(class_names, name)
+        class_names = [by_label.get(label, label) for label in _places(by_label)]
     if isinstance(class_names, (str, bytes)) or not isinstance(class_names, Iterable):
         raise EvergraphError(f"{name}: class_names={shown(class_names)} is not a list of names")
     if isinstance(class_names, (np.ndarray, Tensor)):

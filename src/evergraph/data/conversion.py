@@ -81,6 +81,7 @@ def from_graphs(
         attributes=_common_numbers(objects),
         columns=columns or numbers,
         num_graphs=len(objects),
+        feature_names=_common_names(objects, name),
     )
 
 
@@ -113,6 +114,17 @@ def _targets(values: list[Any], sizes: list[int], name: str) -> tuple[np.ndarray
     targets[known] = torch.stack([row.reshape(-1).double() for row in rows]).numpy()
     whole = targets.shape[1] == 1 and rows[0].dim() < 2 and not has_fractions(targets)
     return (targets.reshape(-1), False) if whole else (targets, True)
+
+
+def _common_names(objects: Sequence[Any], name: str) -> list[str] | None:
+    """Return the names of the features, if the graphs have any; all of them have the same, in the same order."""
+    found = [getattr(one, "feature_names", None) for one in objects]
+    named = [None if names is None else [str(column) for column in names] for names in found]
+    if odd := [number for number, names in enumerate(named) if names != named[0]]:
+        raise EvergraphError(
+            f"{name}: graph {odd[0]} of the list has other feature_names than the first; give all of them the same"
+        )
+    return named[0]
 
 
 def _common_numbers(objects: Sequence[Any]) -> dict[str, Any]:
@@ -159,4 +171,5 @@ def from_links(data: Any, *, name: str = "links", numbers: bool = False) -> Grap
         attributes={key.removeprefix("edge_"): value for key, value in known.items()},
         splits=masks_as_splits(data, count, name) if over_links else None,
         columns=targets is not None and (numbers or has_fractions(as_array(targets))),
+        feature_names=getattr(data, "feature_names", None),
     )

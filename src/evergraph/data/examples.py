@@ -79,6 +79,7 @@ def make_graphs(
     splits: Any = None,
     columns: bool = False,
     num_graphs: int | None = None,
+    feature_names: Sequence[str] | None = None,
 ) -> Graph:
     """Join many small graphs side by side into one whose examples are the graphs.
 
@@ -87,13 +88,15 @@ def make_graphs(
         edge_index: `(2, num_edges)` over all nodes; an edge between two graphs is refused.
         graph_of_node: number of each node's graph, from 0, ascending.
         y: one target per graph, as `make_graph` takes them per node.
-        edge_weight: as for `make_graph`; so are `class_names`, `undirected`, `name`, `attributes`, `splits` and
-            `columns`.
+        edge_weight: as for `make_graph`; so are `class_names`, `undirected`, `name`, `attributes`, `splits`, `columns`
+            and `feature_names`.
         num_graphs: number of graphs, needed if the last ones have no nodes.
     """
     owner = as_array(graph_of_node).reshape(-1).astype(np.int64)
     count = max(num_graphs or 0, int(owner.max(initial=-1)) + 1)
-    nodes = make_graph(x, edge_index, edge_weight=edge_weight, undirected=undirected, name=name)
+    nodes = make_graph(
+        x, edge_index, edge_weight=edge_weight, undirected=undirected, name=name, feature_names=feature_names
+    )
     if owner.size != nodes.num_nodes or (np.diff(owner) < 0).any() or owner.min(initial=0) < 0:
         raise EvergraphError(f"{name}: graph_of_node must give every node its graph's number, 0, 1, 2, … in this order")
     source, target = nodes.edge_index.numpy()
@@ -124,6 +127,7 @@ def make_links(
     splits: Any = None,
     columns: bool = False,
     negatives: bool = False,
+    feature_names: Sequence[str] | None = None,
 ) -> Graph:
     """Make a graph whose examples are pairs of nodes.
 
@@ -135,11 +139,12 @@ def make_links(
         links: `(2, num_links)`: pairs of nodes, from source to target; a pair may occur several times.
         y: one target per link; None if they are links to predict for, or all that is known is that they exist.
         edge_index: edges that are known from the start and are not examples.
-        class_names: as for `make_graph`; so are `name`, `attributes`, `splits` and `columns`.
+        class_names: as for `make_graph`; so are `name`, `attributes`, `splits`, `columns` and `feature_names`.
         negatives: the links are existing ones; pairs without a link are drawn as negative examples. A task of links
             without targets takes them for such, too.
     """
-    nodes = make_graph(x, np.zeros((2, 0), np.int64) if edge_index is None else edge_index, undirected=True, name=name)
+    edges = np.zeros((2, 0), np.int64) if edge_index is None else edge_index
+    nodes = make_graph(x, edges, undirected=True, name=name, feature_names=feature_names)
     pairs = read_edges(links, nodes.num_nodes, name, "links")
     count = pairs.shape[1]
     if negatives:

@@ -73,7 +73,7 @@ def read_graph_file(path: str | Path, *, undirected: bool | None = None, numbers
         return with_numbers(read_mapped(path)) if numbers else read_mapped(path)
     if exists(path / INDEX):
         raise EvergraphError(f"{path} is the folder of a learner (--checkpoint), not a graph")
-    if path.suffix not in GRAPH_FILES:
+    if path.suffix.lower() not in GRAPH_FILES:
         raise EvergraphError(
             f"{path}: cannot tell what this is; evergraph reads .npz and .pt files (saved PyG Data), and tables: "
             "nodes.csv:edges=edges.csv"
@@ -82,7 +82,7 @@ def read_graph_file(path: str | Path, *, undirected: bool | None = None, numbers
         regular_file(path)
     except MissingFileError as error:
         raise EvergraphError(f"{error}; give a stream's name or the path of an .npz or .pt file") from None
-    read = read_npz if path.suffix == ".npz" else read_saved_data
+    read = read_npz if path.suffix.lower() == ".npz" else read_saved_data
     return read(path, undirected=undirected, numbers=numbers)
 
 

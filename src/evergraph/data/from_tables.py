@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from evergraph.core.settings import checked
-from evergraph.data.arrays import LARGEST, ClassName, tell_of_lost_digits
+from evergraph.data.arrays import LARGEST, ClassName, is_missing, tell_of_lost_digits
 from evergraph.data.graph import Graph, make_graph
 from evergraph.data.tables import (
     TABLE_FILES,
@@ -340,7 +340,7 @@ def _ids_of(unnamed: dict[str, np.ndarray], edges: Columns, ends: Sequence[str])
 
 
 def _splits(values: np.ndarray, name: str) -> np.ndarray:
-    cells = [str(value).lower() for value in values.tolist()]
+    cells = ["" if is_missing(value) else str(value).lower() for value in values.tolist()]
     if odd := [cell for cell in cells if cell and cell not in SPLITS]:
         raise EvergraphError(f"{name}: column 'split' holds {odd[0]!r}; write train, val or test, or leave it empty")
     return np.array([SPLITS.get(cell, -1) for cell in cells])
@@ -351,7 +351,7 @@ def _splits(values: np.ndarray, name: str) -> np.ndarray:
 
 def is_table(source: Any) -> bool:
     """Whether a string names a node table: `people.csv`, or `people.csv:edges=follows.csv,label=role`."""
-    return isinstance(source, (str, Path)) and Path(str(source).partition(":")[0]).suffix in TABLE_FILES
+    return isinstance(source, (str, Path)) and Path(str(source).partition(":")[0]).suffix.lower() in TABLE_FILES
 
 
 def read_tables(source: str | Path, *, undirected: bool | None = None, numbers: bool = False) -> Graph:

@@ -231,7 +231,8 @@ def make_graph(
             each, NaN where unknown.
         edge_weight: a non-negative number for each edge, with which models propagate.
         class_names: names of the classes, as a list, or as a dictionary from labels to names or from names to labels;
-            by default the classes are named 0, 1, 2, …
+            by default the classes are named 0, 1, 2, … If the largest label is 100 or more and most numbers up to it
+            are unused, as with years, only those that are used are classes, and `graph.y` holds their positions.
         undirected: True reads every edge in both directions (with the larger weight, if both are given), False
             keeps the directions; None reads both, and warns if only one was given.
         name: name of the graph in messages.
@@ -259,10 +260,11 @@ def from_pyg(data: Any, *, undirected: bool | None = None, name: str = "graph", 
 
     Edges are read in both directions unless `undirected=False`, as they are from files. `edge_weight` holds their
     weights; `edge_attr` is not read. A `class_names` attribute names the classes; otherwise the labels are the names.
-    Without `y` no node has a label: enough to predict, not to learn. A `y` of several columns holds labels or numbers.
-    `train_mask`, `val_mask` and `test_mask` become the split, and any other one-dimensional tensor with a number for
-    each node becomes an attribute that a stream can be made from (`eg.stream(data, by="year")`). With `numbers`, a `y`
-    of whole numbers holds targets to predict as numbers; else they are classes.
+    A `feature_names` attribute names the columns of `x`. Without `y` no node has a label: enough to predict, not to
+    learn. A `y` of several columns holds labels or numbers. `train_mask`, `val_mask` and `test_mask` become the split,
+    and any other one-dimensional tensor with a number for each node becomes an attribute that a stream can be made from
+    (`eg.stream(data, by="year")`). With `numbers`, a `y` of whole numbers holds targets to predict as numbers; else
+    they are classes.
     """
     kind = type(data).__name__
     if hasattr(data, "node_types") and hasattr(data, "to_homogeneous"):
@@ -290,4 +292,5 @@ def from_pyg(data: Any, *, undirected: bool | None = None, name: str = "graph", 
         attributes=extra_values(data, count),
         splits=masks_as_splits(data, count, name),
         columns=numbers,
+        feature_names=getattr(data, "feature_names", None),
     )

@@ -98,6 +98,6 @@ def find_graph(
                 f"{dataset.name} is an undirected graph; keep directions (--directed) of graphs of your own"
             )
         return dataset.graph(data_root, str(source).partition(":")[2]), dataset
-    if Path(source).suffix in GRAPH_FILES or is_table(source) or exists(source):
+    if Path(source).suffix.lower() in GRAPH_FILES or is_table(source) or exists(source):
         return as_graph(source, undirected=undirected, numbers=numbers), unnamed
     raise unknown("stream", str(source), [*DATASETS, "a path to an .npz or .pt file", "nodes.csv:edges=edges.csv"])

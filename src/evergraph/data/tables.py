@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,10 @@ class Columns(dict[str, np.ndarray]):
 
     Args:
         columns: the columns.
-        cells: verbatim cells of a text file, since names of nodes and classes are not numbers.
+        cells: verbatim cells of a text file, since names of nodes and classes are not numbers; of other tables those
+            of numbers that lose digits otherwise.
         truth: names of the columns of truth values, which are numbers as features, and names as classes.
+        is_text: whether the table is a text file, whose first line was read as column names.
     """
 
     def __init__(
@@ -38,14 +42,11 @@ class Columns(dict[str, np.ndarray]):
         columns: Mapping[str, np.ndarray],
         cells: Mapping[str, list[str]] | None = None,
         truth: Collection[str] = (),
+        *,
+        is_text: bool = False,
     ) -> None:
         super().__init__(columns)
-        self._cells, self._truth = cells or {}, truth
-
-    @property
-    def is_text(self) -> bool:
-        """Whether the table is a text file, whose first line was read as column names."""
-        return bool(self._cells)
+        self._cells, self._truth, self.is_text = cells or {}, truth, is_text
 
     def ids(self, column: str) -> np.ndarray:
         """Return a column of ids as written; as whole numbers if every cell is one, written the usual way."""
@@ -89,23 +90,33 @@ def read_table(table: Any, name: str, index: Sequence[str] = ()) -> Columns:
     """
     if isinstance(table, (str, Path)):
         return _read_file(Path(table))
+    levels: Sequence[Any] = ()
     if isinstance(table, Mapping):
-        columns = dict(table)
+        keys, column = list(table), table.__getitem__
     elif hasattr(table, "column_names"):  # a pyarrow table
-        columns = {key: table.column(key) for key in table.column_names}
+        keys, column = list(table.column_names), table.column
     elif hasattr(table, "columns") and hasattr(table, "__getitem__"):
-        columns = {key: table[key] for key in table.columns}
+        keys, column = list(table.columns), table.__getitem__
         levels = getattr(getattr(table, "index", None), "names", ())
-        columns |= {key: table.index.get_level_values(key) for key in levels if key in index and key not in columns}
     else:
         raise EvergraphError(
             f"{name}: {shown(table)} is not a table; give a .csv or .parquet file, a data frame or a dictionary"
         )
+    _check_names([str(key) for key in keys], name)
+    columns = {key: column(key) for key in keys}
+    columns |= {key: table.index.get_level_values(key) for key in levels if key in index and key not in columns}
     listed = {str(key): _listed(values, f"{name}: column {str(key)!r}") for key, values in columns.items()}
     truth = [key for key, values in listed.items() if is_truth(values)]
-    found = Columns({key: _column(values) for key, values in listed.items()}, truth=truth)
+    read = {key: _column(values) for key, values in listed.items()}
+    cells = {key: exact for key, (_, exact) in read.items() if exact is not None}
+    found = Columns({key: values for key, (values, _) in read.items()}, cells, truth)
     _check_lengths(found, name)
     return found
+
+
+def _check_names(names: Sequence[str], name: str) -> None:
+    if twice := [column for column, count in Counter(names).items() if count > 1]:
+        raise EvergraphError(f"{name}: two columns are called {twice[0]!r}; give every column a name of its own")
 
 
 def is_renumbered(table: Any) -> bool:
@@ -115,10 +126,10 @@ def is_renumbered(table: Any) -> bool:
 
 
 def _read_file(path: Path) -> Columns:
-    if path.suffix not in TABLE_FILES:
+    if path.suffix.lower() not in TABLE_FILES:
         raise EvergraphError(f"{path}: cannot tell what this is; tables are .csv, .tsv or .parquet files")
     regular_file(path)
-    return _read_parquet(path) if path.suffix == ".parquet" else _read_text(path)
+    return _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path)
 
 
 def _read_parquet(path: Path) -> Columns:
@@ -141,7 +152,7 @@ def _read_text(path: Path) -> Columns:
         with open(path, encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             file.seek(0)
-            between = "\t" if path.suffix == ".tsv" else max(",;\t", key=first.count)
+            between = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
             rows = [row for row in csv.reader(file, delimiter=between) if row]
     except (UnicodeDecodeError, csv.Error) as error:
         raise EvergraphError(f"{path}: not a text table in UTF-8 ({first_line(error)})") from None
@@ -150,17 +161,16 @@ def _read_text(path: Path) -> Columns:
             f"{path}: no rows; a table has a line with the names of its columns, then one line per row"
         )
     names = [cell.strip() for cell in rows[0]]
-    if twice := [column for column in names if names.count(column) > 1]:
-        raise EvergraphError(f"{path}: two columns are called {twice[0]!r}; give every column a name of its own")
+    _check_names(names, str(path))
     for number, row in enumerate(rows[1:], start=2):
         if len(row) != len(names):
             raise EvergraphError(f"{path}: row {number} has {len(row)} cells, but there are {len(names)} columns")
     cells = {column: [row[i].strip() for row in rows[1:]] for i, column in enumerate(names)}
-    return Columns({column: _parsed(values) for column, values in cells.items()}, cells)
+    return Columns({column: _parsed(values) for column, values in cells.items()}, cells, is_text=True)
 
 
 def _parsed(cells: list[str]) -> np.ndarray:
-    """Parse text cells as whole numbers, else as numbers, else as text."""
+    """Parse text cells as whole numbers, else as numbers, which may all be missing, else as text."""
     empty = [cell.lower() in MISSING for cell in cells]
     try:
         if not any(empty):
@@ -168,8 +178,7 @@ def _parsed(cells: list[str]) -> np.ndarray:
     except (ValueError, OverflowError):
         pass
     try:
-        if not all(empty):
-            return np.array([math.nan if gone else float(cell) for cell, gone in zip(cells, empty)])
+        return np.array([math.nan if gone else float(cell) for cell, gone in zip(cells, empty)])
     except ValueError:
         pass
     return np.array(["" if gone else cell for cell, gone in zip(cells, empty)], dtype=object)
@@ -185,16 +194,26 @@ def _listed(values: Any, name: str) -> Sequence[Any]:
     return listed
 
 
-def _column(listed: Sequence[Any]) -> np.ndarray:
-    """Convert values to numbers, or to text objects with `""` where missing."""
-    if any(isinstance(value, str) for value in listed):
-        return np.array(["" if is_missing(value) else str(value) for value in listed], dtype=object)
-    if any(isinstance(value, (list, tuple, np.ndarray)) for value in listed):
-        return as_array(listed)
-    if any(is_missing(value) for value in listed):
-        listed = [math.nan if is_missing(value) else value for value in listed]
-    array = as_array(listed)
-    return array if array.dtype.kind in "fiub" else np.array([str(value) for value in listed], dtype=object)
+def _column(listed: Sequence[Any]) -> tuple[np.ndarray, list[str] | None]:
+    """Convert values to numbers, or to text objects with `""` where missing.
+
+    Numbers that NumPy has no type for (decimals, whole numbers beyond 64 bits) come with cells of text, as in a file.
+    """
+    if not any(isinstance(value, str) for value in listed):
+        if any(isinstance(value, (list, tuple, np.ndarray)) for value in listed):
+            return as_array(listed), None
+        array = as_array([math.nan if is_missing(value) else value for value in listed])
+        if array.dtype.kind in "fiub":
+            return array, None
+        if all(isinstance(value, (int, float, Decimal)) or is_missing(value) for value in listed):
+            cells = ["" if is_missing(value) else _written(Decimal(value)) for value in listed]
+            return _parsed(cells), cells
+    return np.array(["" if is_missing(value) else str(value) for value in listed], dtype=object), None
+
+
+def _written(number: Decimal) -> str:
+    """Write a number as Python writes a whole number if it is one: 7 for 7.00."""
+    return str(int(number) if number.is_finite() and number == number.to_integral_value() else number)
 
 
 def _check_lengths(columns: Columns, name: str) -> None:

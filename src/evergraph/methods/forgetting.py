@@ -62,11 +62,8 @@ class Forgetting(Protocol):
             has: whether a task still has training examples of an output unit.
         """
 
-    def empty_units(self, known: int) -> list[int]:
-        """Return those of the first `known` output units that have no training example left."""
-
-    def drop_units(self, units: Sequence[int], before: Sequence[Small]) -> None:
-        """Remove output units from all states: later ones move up, and empty ones fill the last places."""
+    def arrange_units(self, units: Sequence[int], before: Sequence[Small]) -> None:
+        """Keep the given output units only, in this order, in all states; empty ones fill the last places."""
 
     def drop_task(self, number: int, before: Sequence[Small]) -> None:
         """Remove a task from every state after it; later tasks move up."""

@@ -57,7 +57,7 @@ class Exchange:
             new = (self._context(self.new[number]), self._sizes_after(number)) if some else None
             self.forgetting.exchange(number, (self._context(self.old[number]), sizes[number]), new)
         self.forgetting.reassign_units(self.gone, self._before(), self._has)
-        self._drop_classes()
+        self._arrange_classes()
         left = [number for number in self.gone if self.new[number].train.numel()]
         for number in reversed(self.gone):
             self._drop_task(number) if number not in left else None
@@ -108,7 +108,7 @@ class Exchange:
         if missing := [number for number in again if number not in self.old]:
             raise EvergraphError(
                 f"task {task_numbers(missing[0])} had examples of the same classes, whose weights depend on these; "
-                "give its data too, in a list behind the first"
+                "give its data too, in a list behind the first (--later GRAPH)"
             )
         return sorted({*self.gone, *again})
 
@@ -141,18 +141,22 @@ class Exchange:
             return bool(self._sizes(self.new[number])[unit])
         return self.learner.classes_[unit] in self.learner.history[number]["classes"]
 
-    def _drop_classes(self) -> None:
-        """Drop classes without a training example, as if they had never been met."""
-        learner = self.learner
-        units = self.forgetting.empty_units(len(learner.classes_))
-        if not units:
-            return
-        names = {learner.classes_[unit] for unit in units}
-        self.forgetting.drop_units(units, self._before())
-        learner.classes_ = [name for name in learner.classes_ if name not in names]
-        learner.history = [
-            {**entry, "classes": [name for name in entry["classes"] if name not in names]} for entry in learner.history
+    def _arrange_classes(self) -> None:
+        """Drop classes that no task has any more, and give the others the output units in which they would come now.
+
+        A class that has lost its examples in the task that introduced it comes with a later task, behind others.
+        """
+        learner, known = self.learner, self.learner.classes_
+        brought = [
+            as_known(self.new[number].class_names, known) if number in self.new else entry["classes"]
+            for number, entry in enumerate(learner.history)
         ]
+        names = list(dict.fromkeys(name for some in brought for name in some))
+        if names == known:
+            return
+        self.forgetting.arrange_units([known.index(name) for name in names], self._before())
+        learner.classes_ = names
+        learner.history = [{**entry, "classes": some} for entry, some in zip(learner.history, brought)]
 
     def _drop_task(self, number: int) -> None:
         learner = self.learner

@@ -174,7 +174,7 @@ def _of_classes(
         if wanted & set(entry["classes"]) and number not in found:
             raise EvergraphError(
                 f"class {next(iter(wanted & set(entry['classes'])))!r} was learned in task {task_numbers(number)} too; "
-                "give the data of all tasks that had it, in a list"
+                "give the data of all tasks that had it, in a list (--later GRAPH)"
             )
     gone = {}
     for number, learned in found.items():

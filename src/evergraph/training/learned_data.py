@@ -251,7 +251,7 @@ def find_learned(learner: Learner, data: Any) -> list[list[Learned]]:
         if known:
             found.append(known)
         elif not whole:  # tasks of a stream that were not learned are skipped
-            name = piece.graph.name if isinstance(piece, Task) else as_graph(piece).name
+            name = _graph_of(learner, piece).name
             raise EvergraphError(
                 f"{name} is not data that this learner learned from, or it has changed since; give the task, graph or "
                 "file as it was learned"
@@ -274,13 +274,17 @@ def _pieces(learner: Learner, data: Any) -> list[Any]:
 
 def first_graph(learner: Learner, data: Any) -> Graph:
     """The graph that examples are named in: the first one of a list or a stream."""
-    first = _pieces(learner, data)[0]
-    return first.graph if isinstance(first, Task) else as_graph(first)
+    return _graph_of(learner, _pieces(learner, data)[0])
+
+
+def _graph_of(learner: Learner, piece: Any) -> Graph:
+    """The graph of a task, or the one that an object or a path stands for, read as the learner's problem reads it."""
+    return piece.graph if isinstance(piece, Task) else as_graph(piece, numbers=learner.problem.kind == "numbers")
 
 
 def _matches(learner: Learner, piece: Any) -> Iterator[Learned]:
     nothing = torch.empty(0, dtype=torch.long)
-    named = list(_as_named(learner, piece if isinstance(piece, Task) else as_graph(piece)))
+    named = list(_as_named(learner, piece if isinstance(piece, Task) else _graph_of(learner, piece)))
     for number, record in enumerate(learner.records):
         for task in (task for data in named for task in _as_learned(learner, data, number)):
             if "given" not in record and _sizes(task) != record.get("examples", _sizes(task)):

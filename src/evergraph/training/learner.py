@@ -49,7 +49,7 @@ class Learner(metaclass=Checked):
         num_classes: initial number of model outputs; by default that of the first task's stream. The output layer grows
             when more classes come.
         device: `cpu`, `cuda`, or `auto`.
-        dtype: dtype of the model's parameters, e.g. `torch.float64`; by default the model's own.
+        dtype: dtype of the model's parameters, `torch.float32` or `torch.float64`; by default the model's own.
         seed: seed of everything random.
     """
 
@@ -66,8 +66,8 @@ class Learner(metaclass=Checked):
         seed: Seed = 0,
         **settings: Any,
     ) -> None:
-        if dtype is not None and not dtype.is_floating_point:
-            raise EvergraphError(f"Learner: dtype={dtype} must be one of real numbers, e.g. torch.float64")
+        if dtype not in (None, torch.float32, torch.float64):
+            raise EvergraphError(f"Learner: dtype={dtype} must be torch.float32 or torch.float64")
         if method is None and (is_method(model) or (isinstance(model, str) and model not in MODELS)):
             model, method = None, model  # eg.Learner("ewc")
         known = {key: value for key, value in settings.items() if key in Training.__dataclass_fields__}
@@ -172,11 +172,12 @@ class Learner(metaclass=Checked):
     ) -> int:
         """Forget examples or whole classes, as if never learned; returns the number of examples forgotten.
 
-        The closed form (`auto`, `analytic`) undoes them exactly; other methods raise an error that says what is
-        possible. Given the data of the task and of all tasks learned after it, everything that is kept equals what it
-        would have been: sums, class sizes, counts of validation examples, calibration. Given the data of the task
-        alone, this holds for the sums, and so for the heads, at the choices (the ridge, which blocks are read, …) that
-        later tasks' validation examples have led to; those choices are not made again.
+        The closed form (`auto`, `analytic`) undoes examples that have classes exactly; other methods, and examples with
+        labels or numbers, raise an error that says what is possible. Given the data of the task and of all tasks
+        learned after it, everything that is kept equals what it would have been: sums, class sizes, counts of
+        validation examples, calibration. Given the data of the task alone, this holds for the sums, and so for the
+        heads, at the choices (the ridge, which blocks are read, …) that later tasks' validation examples have led to;
+        those choices are not made again.
 
         Args:
             nodes: the examples, as ids, indices or a mask in `data` (the first of a list), as in `predict`; or the name

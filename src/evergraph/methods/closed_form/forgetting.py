@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-12}
 """By type of the features: share of a sum below which what remains after subtraction is nothing but rounding."""
+RESIDUE = 1e-12
+"""Share of the mean sum below which it is the rounding of an earlier subtraction, when this sum was larger."""
 COUNTS = (
     "hits_", "set_hits_", "smaller_", "smoothing_counts_", "voting_", "validated_", "own_within_",
     "smoothing_elsewhere_",
@@ -82,12 +84,16 @@ class ForgettingFromSums(Forgetting):
     def _take_out(self, context: Context, sizes: Sequence[int]) -> None:
         """Subtract a task from the sums."""
         before = {part: symmetric.diagonal(gram) for part, gram in self.method.gram_.items()}
+        columns = {part: _largest(cross) for part, cross in self.method.cross_.items()}
         self.method.add_to_sums(context, _sizes(sizes, context), sign=-1)
         rounding = ROUNDING[linear_head(context.model)[1].dtype]
         for part, gram in self.method.gram_.items():
-            gone = symmetric.diagonal(gram) <= rounding * before[part]  # features that are zero at all other examples
+            cross, left = self.method.cross_[part], symmetric.diagonal(gram)
+            residue = (left < before[part]) & (left <= RESIDUE * before[part].mean())
+            gone = (left <= rounding * before[part]) | residue  # features that are zero at all other examples
             symmetric.clear(gram, gone)
-            self.method.cross_[part][gone] = 0.0
+            cross[gone] = 0.0
+            cross[:, _largest(cross) <= rounding * columns[part]] = 0.0  # units without other examples
 
     def rewind(self, number: int, context: Context, before: Small) -> None:
         """Undo the last task: subtract it from the sums, and restore all other state to what it was before."""
@@ -141,18 +147,13 @@ class ForgettingFromSums(Forgetting):
                     if unit < len(small["task_of_unit_"]):
                         small["task_of_unit_"][unit] = later if later <= after else -1
 
-    def empty_units(self, known: int) -> list[int]:
-        """Return the known output units without a training example."""
-        return [unit for unit, size in enumerate(_padded(self.method.class_sizes_, known)[:known]) if not size]
-
-    def drop_units(self, units: Sequence[int], before: Sequence[Small]) -> None:
-        """Remove output units: later ones move up, and empty ones fill the last places."""
+    def arrange_units(self, units: Sequence[int], before: Sequence[Small]) -> None:
+        """Keep the given output units only, in this order; empty ones fill the last places."""
         for small in self._states_after(-1, before):
-            if small["class_sizes_"]:
-                without_units(small, units)
+            arrange_units(small, units)
         for key in ("cross_", "factor_targets_"):
             if (known := getattr(self.method, key, None)) is not None:
-                setattr(self.method, key, {part: _moved_up(columns, units) for part, columns in known.items()})
+                setattr(self.method, key, {part: _arranged(columns, units) for part, columns in known.items()})
 
     def drop_task(self, number: int, before: Sequence[Small]) -> None:
         """Remove a task; later ones move up."""
@@ -182,11 +183,12 @@ def subtract_counts(small: Small, counts: Mapping[str, Any]) -> None:
         small[key] = _at_least_zero(_combined(small[key], value, -1))
 
 
-def without_units(small: Small, units: Sequence[int]) -> None:
-    """Remove output units from the lists of a state that have an entry for each unit."""
+def arrange_units(small: Small, units: Sequence[int]) -> None:
+    """Keep the given output units only, in this order, in the lists of a state that have an entry for each unit."""
     for key, empty in (("class_sizes_", 0), ("task_of_unit_", -1)):
-        kept = [value for unit, value in enumerate(small[key]) if unit not in units]
-        small[key] = kept + [empty] * (len(small[key]) - len(kept))
+        known = small[key]
+        kept = [known[unit] if unit < len(known) else empty for unit in units]
+        small[key] = [*kept, *[empty] * len(known)][: len(known)]
 
 
 def without_task(small: Small, number: int) -> None:
@@ -220,6 +222,11 @@ def _padded(values: list[int], width: int) -> list[int]:
     return [*values, *[0] * (width - len(values))]
 
 
+def _largest(cross: Tensor) -> Tensor:
+    """Return the largest absolute entry of each column."""
+    return cross.abs().amax(0)
+
+
 def _sizes(sizes: Sequence[int], context: Context) -> Tensor:
     return torch.tensor(sizes, dtype=torch.long, device=context.device)
 
@@ -231,6 +238,5 @@ def _only(cross: Tensor, units: Sequence[int]) -> Tensor:
     return kept
 
 
-def _moved_up(cross: Tensor, units: Sequence[int]) -> Tensor:
-    kept = [unit for unit in range(cross.size(1)) if unit not in units]
-    return torch.nn.functional.pad(cross[:, kept], (0, len(units)))
+def _arranged(columns: Tensor, units: Sequence[int]) -> Tensor:
+    return torch.nn.functional.pad(columns[:, list(units)], (0, columns.size(1) - len(units)))

@@ -202,7 +202,8 @@ class TwoForms(Method):
                 else Factor(old.rows[:0], old.targets[:0])
             )
             factors[part], targets[part] = first.stacked(own).stacked(last)
-            cross[part] = cross[part] + own.cross() - old.cross()
+            left = (targets[part] != 0).any(0)  # where no row has a target, B is zero, not a rounding error
+            cross[part] = torch.where(left, cross[part] + own.cross() - old.cross(), 0.0)
             self.task_rows_[number] = {**self.task_rows_[number], part: own.rows.size(0)}
         self.factor_, self.factor_targets_, self.cross_ = factors, targets, cross
 
