@@ -250,7 +250,8 @@ def _words(kind: Any) -> str:
     if get_origin(kind) in (list, tuple, Sequence):
         return f"a list with items each {_words(get_args(kind)[0])}"
     words = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", type(None): "none"}
-    return words.get(kind) or f"of type {getattr(get_origin(kind) or kind, '__name__', kind)}"
+    words |= {Callable: "a function or a class"}
+    return words.get(get_origin(kind) or kind) or f"of type {getattr(get_origin(kind) or kind, '__name__', kind)}"
 
 
 def _equal(value: Any, default: Any) -> bool:

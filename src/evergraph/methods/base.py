@@ -46,9 +46,9 @@ class Method(metaclass=Checked):
     """A way to learn a new task without forgetting the old ones. Every hook is optional.
 
     Constructor arguments are hyper-parameters (make subclasses dataclasses), checked against their annotations
-    (`evergraph.core.settings`). Attributes whose names end in `_` are learned state: tensors, numbers, or lists or
-    dictionaries of them. They are saved and loaded automatically; `state` declares how they grow. Hooks never call
-    `backward` or `step`.
+    (`evergraph.core.settings`). Learned state, in fields declared by `state` and in other attributes whose names end in
+    `_`, is tensors, numbers, or lists, tuples or dictionaries of them. It is saved and loaded automatically; `state`
+    declares how it grows. Hooks never call `backward` or `step`.
     """
 
     name: ClassVar[str] = "finetune"
@@ -285,8 +285,9 @@ class Method(metaclass=Checked):
         return {**{name: getattr(self, name) for name in self.step_state}, **factors}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the learned state: every attribute whose name ends in `_`."""
-        return {key: value for key, value in vars(self).items() if key.endswith("_") and not key.startswith("_")}
+        """Return the learned state: every field declared by `state` and every attribute whose name ends in `_`."""
+        declared = {field.name for field in _state_fields(self)}
+        return {key: value for key, value in vars(self).items() if key in declared or _is_state(key)}
 
     def copied_state(self) -> dict[str, Any]:
         """Return a snapshot of the state that later changes do not affect; state declared `replaced` is not cloned."""
@@ -309,9 +310,15 @@ class Method(metaclass=Checked):
         return f"{type(self).__name__}({settings})"
 
 
+def _is_state(name: str) -> bool:
+    """Return whether an attribute is state by its name, declared or not."""
+    return name.endswith("_") and not name.startswith("_")
+
+
 def _state_fields(method: Method) -> list[dataclasses.Field[Any]]:
+    """Return the fields declared by `state`."""
     fields: Any = dataclasses.fields(method) if dataclasses.is_dataclass(method) else ()
-    return [f for f in fields if not f.init and f.name.endswith("_")]
+    return [field for field in fields if "replaced" in field.metadata]
 
 
 def _shallow(value: Any) -> Any:

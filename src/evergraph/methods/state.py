@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from evergraph.core.params import Params
+from evergraph.core.settings import checked
 
 Growth = Literal["zeros", "values"]
 
 
+@checked
 def state(
     empty: Callable[[], Any],
     *,
@@ -24,7 +26,7 @@ def state(
     """Declare a dataclass field as learned state: `importance_: Params = state(dict, like="params")`.
 
     Args:
-        empty: creates the state of a method that has learned nothing.
+        empty: creates the state of a method that has learned nothing: `dict`, `list`, a function without arguments.
         like: `params` for tensors with the names and shapes of parameters, alone, in lists or in dictionaries: they
             grow with the output layer. Other state does not change, unless its method overrides `grow`.
         new: initial values at new output units: `zeros`, or the new parameters' own `values` (anchors, teachers).
