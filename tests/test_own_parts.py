@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import evergraph as eg
+import evergraph.experiments.selection
+from evergraph.registry import Registry
 
 # learned state
 
@@ -45,3 +47,46 @@ def test_what_is_declared_as_state_is_state_whatever_its_name(small_stream: eg.T
 def test_state_that_is_declared_wrongly_is_refused(declared: dict[str, Any], message: str) -> None:
     with pytest.raises(eg.EvergraphError, match=message.replace("{}", r"\{\}")):
         eg.state(**declared)
+
+
+# registration
+
+
+def test_a_method_that_is_given_a_name_is_saved_and_loaded_by_it(
+    small_stream: eg.TaskStream, tmp_path: Any, registries: None
+) -> None:
+    @eg.registry.methods.register(name="renamed")
+    @dataclass(repr=False)
+    class Renamed(eg.EWC):
+        """EWC by another name."""
+
+    assert (Renamed.name, eg.EWC.name) == ("renamed", "ewc")
+    learner = eg.Learner(eg.GCN(hidden=4), Renamed(strength=3.0), epochs=1)
+    learner.learn(small_stream[0])
+    learner.save(tmp_path)
+    assert repr(eg.Learner.load(tmp_path).method) == repr(learner.method)
+    with pytest.raises(eg.EvergraphError, match="class Renamed is called 'renamed', not 'again'; give it one name"):
+        eg.registry.methods.register(name="again")(Renamed)
+
+
+@pytest.mark.parametrize("kind", [name for name, value in vars(eg.registry).items() if isinstance(value, Registry)])
+def test_registries_hold_nothing_of_another_kind(kind: str) -> None:
+    class Rule:
+        name, about = "rule", "no subclass of anything"
+
+    entries: Registry[Any] = getattr(eg.registry, kind)
+    for entry in (Rule, Rule()):
+        with pytest.raises(eg.EvergraphError, match=f"is no {entries.kind}: it must be "):
+            entries.register(entry)
+    assert "rule" not in entries
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "a:b", "a,b", "a+b", "-a", 5])
+def test_names_that_the_command_line_could_not_take_are_refused(name: Any) -> None:
+    with pytest.raises(eg.EvergraphError, match="is no name for a method; use letters, digits"):
+        eg.registry.methods.register(name=name)(eg.Method)
+
+
+def test_nothing_is_registered_without_a_name() -> None:
+    with pytest.raises(eg.EvergraphError, match="register needs a model, or its name"):
+        eg.registry.models.register()  # type: ignore[call-overload]

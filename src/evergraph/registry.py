@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
@@ -23,6 +24,7 @@ from evergraph.errors import EvergraphError, first_line, shown, unknown
 
 PLUGINS = "evergraph.plugins"
 FILES = "EVERGRAPH_PLUGINS"  # environment variable with the paths of Python files, set by `--plugin`
+NAME = re.compile(r"\w[\w.@-]*\+*")  # a plus at the end, as in `ewc++`; elsewhere it composes methods
 Entry = TypeVar("Entry")
 
 
@@ -36,6 +38,14 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, Entry] = {}
+        self._base: type | None = None
+        self._of_classes = False
+
+    def accept(self, *, subclasses_of: type | None = None, instances_of: type | None = None) -> None:
+        """Accept only subclasses of a class, or only its instances."""
+        self._base, self._of_classes = subclasses_of or instances_of, subclasses_of is not None
+        for entry in self._entries.values():
+            self._check(entry)
 
     @overload
     def register(self, entry: Entry) -> Entry: ...
@@ -43,21 +53,43 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def register(self, *, name: str) -> Callable[[Entry], Entry]: ...
 
     def register(self, entry: Any = None, *, name: str | None = None) -> Any:
-        """Add an entry under its `name`, or under the given name. Usable as a decorator."""
+        """Add an entry under its `name`, or under the given name. Usable as a decorator.
+
+        A class that is given a name here has it as its `name` from then on.
+        """
         if entry is None:
-            return lambda decorated: self._add(str(name), decorated)
+            if name is None:
+                raise EvergraphError(f'register needs a {self.kind}, or its name as in register(name="mine")')
+            return lambda decorated: self._add(name, decorated)
         own = getattr(entry, "name", None)
         if name is None and (not own or not isinstance(own, str)):
             raise EvergraphError(f'{shown(entry)} has no name to be registered by; give it one: name = "mine"')
-        return self._add(name or entry.name, entry)
+        return self._add(own if name is None else name, entry)
 
-    def _add(self, name: str, entry: Entry) -> Entry:
+    def _add(self, name: str, entry: Any) -> Any:
+        if not isinstance(name, str) or NAME.fullmatch(name) is None:
+            raise EvergraphError(f"{shown(name)} is no name for a {self.kind}; use letters, digits and any of - _ . @")
+        self._check(entry)
         if self._entries.get(name, entry) is not entry:
             if isinstance(entry, type) and getattr(entry, "name", None) == name and "name" not in vars(entry):
                 raise EvergraphError(f'class {entry.__name__} has no name of its own; give it one: name = "mine"')
             raise EvergraphError(f"there is a {self.kind} {name!r} already; give yours another name")
+        own = getattr(entry, "__dict__", {}).get("name", name)
+        if isinstance(own, str) and own != name:
+            raise EvergraphError(f"{_words(entry)} is called {own!r}, not {name!r}; give it one name")
+        if isinstance(entry, type) and isinstance(getattr(entry, "name", None), str):
+            entry.name = name  # type: ignore[attr-defined]  # not that of a parent class
         self._entries[name] = entry
         return entry
+
+    def _check(self, entry: Any) -> None:
+        """Raise if an entry is of another kind."""
+        if self._base is None:
+            return
+        if self._of_classes and not (isinstance(entry, type) and issubclass(entry, self._base)):
+            raise EvergraphError(f"{_words(entry)} is no {self.kind}: it must be a subclass of {self._base.__name__}")
+        if not self._of_classes and not isinstance(entry, self._base):
+            raise EvergraphError(f"{_words(entry)} is no {self.kind}: it must be made by {self._base.__name__}(…)")
 
     def remove(self, name: str) -> None:
         """Remove an entry, if there is one of that name."""
@@ -89,6 +121,10 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def name_of(self, entry: Any) -> str | None:
         """Return the name under which an entry is registered, or None."""
         return next((name for name, known in self._entries.items() if known is entry), None)
+
+
+def _words(entry: Any) -> str:
+    return f"class {entry.__name__}" if isinstance(entry, type) else shown(entry)
 
 
 methods: Registry[Any] = Registry("method")

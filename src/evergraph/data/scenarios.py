@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evergraph import registry
+from evergraph.core.settings import Checked
 from evergraph.data.attributes import Attribute
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, unknown
@@ -18,7 +19,7 @@ MOST_TASKS = 200  # when each value of an attribute is a task
 
 
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(metaclass=Checked):
     """What defines a task, and what is known at prediction time.
 
     Args:
@@ -36,6 +37,7 @@ class Scenario:
     task_known: bool = False
 
 
+SCENARIOS.accept(instances_of=Scenario)
 SCENARIOS.register(Scenario("class", "new classes arrive; prediction is among all classes met"))
 SCENARIOS.register(
     Scenario(

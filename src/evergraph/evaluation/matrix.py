@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from evergraph import registry
+from evergraph.core.settings import Checked
 from evergraph.errors import EvergraphError, shown
 
 SUMMARIES: registry.Registry[Summary] = registry.summaries
@@ -19,7 +20,7 @@ Matrix = Sequence[Sequence[float | None]] | np.ndarray
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(metaclass=Checked):
     """A number that summarizes a whole matrix.
 
     Args:
@@ -46,6 +47,9 @@ class Summary:
             return self.function(matrix)
         value = self.function(-as_array(matrix))
         return value if self.is_gain else -value
+
+
+SUMMARIES.accept(instances_of=Summary)
 
 
 def as_array(matrix: Matrix) -> np.ndarray:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from evergraph import registry
+from evergraph.core.settings import Checked
 from evergraph.errors import EvergraphError
 from evergraph.evaluation.matrix import decimal_places
 
@@ -18,7 +19,7 @@ _QUANTITY_AND_UNIT = re.compile(r"(.+) \(([^()]+)\)")
 
 
 @dataclass(frozen=True)
-class Metric:
+class Metric(metaclass=Checked):
     """A metric of the outputs on a set of examples.
 
     Args:
@@ -67,6 +68,9 @@ class Metric:
                 f"{self.name} is for {' or '.join(self.kinds)}, and what is predicted here are {kind}; choose "
                 f"one of: {', '.join(others)}"
             )
+
+
+METRICS.accept(instances_of=Metric)
 
 
 def _hits(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> Tensor:

@@ -310,6 +310,9 @@ class Method(metaclass=Checked):
         return f"{type(self).__name__}({settings})"
 
 
+METHODS.accept(subclasses_of=Method)
+
+
 def _is_state(name: str) -> bool:
     """Return whether an attribute is state by its name, declared or not."""
     return name.endswith("_") and not name.startswith("_")

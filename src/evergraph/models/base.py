@@ -146,6 +146,9 @@ class GraphModel(nn.Module, metaclass=Checked):
         return self.logits(neighbourhoods(self, graph).batch(nodes))
 
 
+MODELS.accept(subclasses_of=GraphModel)
+
+
 def neighbourhoods(
     model: GraphModel,
     graph: Graph,

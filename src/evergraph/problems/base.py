@@ -156,3 +156,6 @@ class Problem:
     def read(self, outputs: Tensor, units: Sequence[int], names: Sequence[ClassName]) -> tuple[list[Any], Tensor]:
         """Predicted target of each example, in terms of the user's names, and how probable it is."""
         raise NotImplementedError
+
+
+PROBLEMS.accept(subclasses_of=Problem)

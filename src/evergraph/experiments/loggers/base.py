@@ -35,6 +35,9 @@ class Logger:
         """Called last, whatever happened; `ok` says whether the run finished."""
 
 
+LOGGERS.accept(subclasses_of=Logger)
+
+
 class Logging:
     """Forwards to several loggers. A logger that breaks in mid-run is dropped with a warning; the run continues."""
 
