@@ -10,6 +10,8 @@ import evergraph as eg
 import evergraph.experiments.selection
 from evergraph.registry import Registry
 
+SMALL = "sbm:nodes=60,classes=4,features=8"
+
 # learned state
 
 
@@ -90,3 +92,42 @@ def test_names_that_the_command_line_could_not_take_are_refused(name: Any) -> No
 def test_nothing_is_registered_without_a_name() -> None:
     with pytest.raises(eg.EvergraphError, match="register needs a model, or its name"):
         eg.registry.models.register()  # type: ignore[call-overload]
+
+
+# settings
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_settings_need_no_dataclass_but_have_to_be_kept(
+    small_stream: eg.TaskStream, tmp_path: Any, registries: None, kept: bool
+) -> None:
+    @eg.registry.methods.register
+    class Plain(eg.Method):
+        """Its constructor is written out."""
+
+        name = "plain"
+
+        def __init__(self, strength: eg.NonNegative = 1.0) -> None:
+            setattr(self, "strength" if kept else "_strength", strength)
+
+    @eg.registry.models.register(name="scaled")
+    class Scaled(eg.GCN):
+        """Another argument."""
+
+        def __init__(self, scale: float = 1.0) -> None:
+            super().__init__(4)
+            setattr(self, "scale" if kept else "_scale", scale)
+
+    method, model = Plain(strength=5.0), Scaled(scale=3.0)
+    if not kept:
+        for made in (method, model):
+            with pytest.raises(eg.EvergraphError, match=r"does not keep its setting .*; store it as self\.s"):
+                made.hyperparameters()
+        return
+    learner = eg.Learner(model, method, epochs=1)
+    learner.learn(small_stream[0])
+    learner.save(tmp_path)
+    loaded = eg.Learner.load(tmp_path)
+    assert (loaded.method.strength, loaded.model.scale) == (5.0, 3.0)
+    spec = eg.RunSpec(SMALL, method="plain", settings={"strength": 7.0}, training=eg.Training(epochs=1))
+    assert eg.run(spec, tmp_path / "run")["hyperparameters"] == {"strength": 7.0}

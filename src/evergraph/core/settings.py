@@ -330,6 +330,18 @@ def settings_of(kind: type) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
+def settings_kept(made: Any, *, all_of_them: bool = True) -> dict[str, Any]:
+    """Return the settings that an object was made with, from its attributes of the same names; all, or those it has."""
+    known = settings_of(type(made))
+    missing = [name for name in known if not hasattr(made, name)]
+    if missing and all_of_them:
+        raise EvergraphError(
+            f"{type(made).__name__} does not keep its setting {missing[0]!r}, which would be lost when it is saved; "
+            f"store it as self.{missing[0]}"
+        )
+    return {name: getattr(made, name) for name in known if name not in missing}
+
+
 def configure(kind: type, name: str, settings: Mapping[str, Any]) -> Any:
     """Make an instance of `kind`, named `name` in messages, with text converted to the type of each setting."""
     known = settings_of(kind)

@@ -12,7 +12,7 @@ from torch import Tensor
 from evergraph import registry
 from evergraph.core.capabilities import Answer, capability
 from evergraph.core.params import Direction, Params
-from evergraph.core.settings import Checked
+from evergraph.core.settings import Checked, settings_kept
 from evergraph.data.batching import Batch
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
@@ -250,10 +250,8 @@ class Method(metaclass=Checked):
             )
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the constructor arguments and their values."""
-        if not dataclasses.is_dataclass(self):
-            return {}
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        """Return the constructor arguments and their values, stored as attributes of the same names."""
+        return settings_kept(self)
 
     def parts(self) -> list[Method]:
         """Return the methods that this one is composed of: itself, or the parts of a `Compose`."""

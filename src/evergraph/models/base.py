@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evergraph import registry
 from evergraph.core.capabilities import Answer, No, capable
-from evergraph.core.settings import Checked, settings_of
+from evergraph.core.settings import Checked, settings_kept
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
@@ -127,9 +127,11 @@ class GraphModel(nn.Module, metaclass=Checked):
         raise NotImplementedError
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return constructor arguments that make an equal model: those stored as attributes of the same names."""
-        names = (name for name in settings_of(type(self)) if hasattr(self, name))
-        return {name: getattr(self, name) for name in names}
+        """Return constructor arguments that make an equal model, stored as attributes of the same names.
+
+        A registered model, which loads by its name, has to store all of them.
+        """
+        return settings_kept(self, all_of_them=MODELS.name_of(type(self)) is not None)
 
     def forward(self, x: Batch | Tensor, edge_index: Tensor | None = None) -> Tensor:
         """Return the logits of a batch's seeds or, called like a PyG model as `model(x, edge_index)`, of all nodes."""
