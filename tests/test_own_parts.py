@@ -1,5 +1,7 @@
 """Methods, models, problems, metrics and so on of one's own: what they get wrong is one line, never a wrong number."""
 
+import collections
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +51,38 @@ def test_what_is_declared_as_state_is_state_whatever_its_name(small_stream: eg.T
 def test_state_that_is_declared_wrongly_is_refused(declared: dict[str, Any], message: str) -> None:
     with pytest.raises(eg.EvergraphError, match=message.replace("{}", r"\{\}")):
         eg.state(**declared)
+
+
+@dataclass(repr=False)
+class Counting(eg.Method):
+    """Counts steps in a tuple and in a dictionary with a default."""
+
+    name = "counting"
+    fails: bool = False
+    tensors_: tuple[torch.Tensor, ...] = eg.state(lambda: (torch.zeros(1),))
+    steps_: dict[str, int] = eg.state(lambda: collections.defaultdict(int))
+
+    def observe(self, step: eg.Step) -> None:
+        self.tensors_[0].add_(1)
+        self.steps_["all"] += 1
+
+    def end_task(self, context: eg.Context) -> None:
+        if self.fails:
+            raise ValueError("it fails")
+
+
+def test_state_in_any_container_is_restored_after_a_failure_and_by_early_stopping(small_stream: eg.TaskStream) -> None:
+    learner = eg.Learner(eg.GCN(hidden=4), Counting(), epochs=2)
+    learner.learn(small_stream[0])
+    before = copy.deepcopy(learner.method.state_dict())
+    learner.method.fails = True
+    with pytest.raises(ValueError, match="fails"):
+        learner.learn(small_stream[1])
+    assert learner.method.state_dict() == before
+    learner = eg.Learner(eg.GCN(hidden=4), Counting(), epochs=30, patience=2, lr=0.5)
+    learner.learn(small_stream[0])
+    assert float(learner.method.tensors_[0]) == learner.method.steps_["all"] < 30
+    assert learner.method.steps_["none"] == 0
 
 
 # registration

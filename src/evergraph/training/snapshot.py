@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from evergraph.core.capabilities import capable
 from evergraph.errors import EvergraphError, first_line
 from evergraph.methods import METHODS, Compose, Method, make_method
+from evergraph.methods.state import with_tensors
 from evergraph.models import MODELS, GraphModel, as_model, make_model
 from evergraph.training.loop import Progress
 from evergraph.training.settings import Training
@@ -153,10 +154,4 @@ def _fill(model: GraphModel, saved: dict[str, Any]) -> None:
 
 def _to_device(tree: Any, device: torch.device) -> Any:
     """Move the tensors of a tree to a device."""
-    if isinstance(tree, Tensor):
-        return tree.to(device)
-    if isinstance(tree, dict):
-        return {key: _to_device(value, device) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_to_device(value, device) for value in tree]
-    return tree
+    return with_tensors(tree, lambda tensor: tensor.to(device))
