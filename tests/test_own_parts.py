@@ -165,3 +165,26 @@ def test_settings_need_no_dataclass_but_have_to_be_kept(
     assert (loaded.method.strength, loaded.model.scale) == (5.0, 3.0)
     spec = eg.RunSpec(SMALL, method="plain", settings={"strength": 7.0}, training=eg.Training(epochs=1))
     assert eg.run(spec, tmp_path / "run")["hyperparameters"] == {"strength": 7.0}
+
+
+# problems
+
+
+class Tempered(eg.NodeClassification):
+    """softmax(z / T), with a score and samples of its own."""
+
+    def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return 2 * super().score(2 * outputs, targets)
+
+    def sample(self, outputs: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        return super().sample(2 * outputs, generator)
+
+
+def test_a_fused_draw_does_not_stand_in_for_a_sample_and_score_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs, problem = torch.randn(5, 3), Tempered()
+    expected = problem.sampled_score(outputs, torch.Generator().manual_seed(0))
+    monkeypatch.setattr("evergraph.problems.classification.fused_softmax_suits", lambda outputs: True)
+    drawn = problem.sampled_score(outputs, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(drawn, expected)
+    assert eg.capable(problem, "draws_scores_for_several") is None
+    assert eg.capable(eg.NodeClassification(), "draws_scores_for_several")
