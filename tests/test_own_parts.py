@@ -188,3 +188,24 @@ def test_a_fused_draw_does_not_stand_in_for_a_sample_and_score_of_ones_own(monke
     torch.testing.assert_close(drawn, expected)
     assert eg.capable(problem, "draws_scores_for_several") is None
     assert eg.capable(eg.NodeClassification(), "draws_scores_for_several")
+
+
+# capabilities
+
+
+@pytest.mark.parametrize("rests_on", ["logits", (), (eg.GCN.logits,), None])
+def test_a_capability_names_what_it_rests_on(rests_on: Any) -> None:
+    with pytest.raises(eg.EvergraphError, match="must name the methods it rests on"):
+        eg.capability(rests_on=rests_on)
+
+
+def test_a_capability_that_rests_on_a_misspelt_method_is_an_error() -> None:
+    class Model(eg.GCN):
+        """It says that its features rest on its logits, nearly."""
+
+        @eg.capability(rests_on=["logitz"])
+        def features(self, batch: eg.Batch) -> torch.Tensor:
+            return batch.x
+
+    with pytest.raises(eg.EvergraphError, match="'features' of Model rests on 'logitz', which it lacks"):
+        eg.capable(Model(), "features")

@@ -22,6 +22,7 @@ MODELS: registry.Registry[type[GraphModel]] = registry.models
 
 DENSE_ON_GPU = 2**32  # bytes up to which sparse features are made dense on a GPU
 SPARSE_ON_GPU = 0.02, 2**22, 5 * 2**18  # stay sparse up to this density, from this size on, up to this many entries
+OUTPUTS = ("forward", "logits")  # methods that compute a model's outputs, which most capabilities rest on
 Form = Literal["whole", "rows", "padded"]
 """How a captured step reads its examples: all in one batch, as some rows of such a batch's outputs, or in batches
 padded to one shape."""
