@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,3 +210,66 @@ def test_a_capability_that_rests_on_a_misspelt_method_is_an_error() -> None:
 
     with pytest.raises(eg.EvergraphError, match="'features' of Model rests on 'logitz', which it lacks"):
         eg.capable(Model(), "features")
+
+
+# shapes and values that hooks return
+
+
+def hooked(**hooks: Any) -> eg.Method:
+    """A method with the given hooks."""
+    return type("Hooked", (eg.Method,), {"name": "hooked", **hooks})()
+
+
+def ranking(rank: Any) -> eg.Method:
+    """A replay method with the given `rank`."""
+    return type("Ranking", (eg.ReplayMethod,), {"name": "ranking", "rank": rank})()
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (hooked(epochs=lambda *_: None), "hooked: epochs=None must be a whole number of at least 0"),
+        (hooked(epochs=lambda *_: -1), "hooked: epochs=-1 must be a whole number of at least 0"),
+        (hooked(epochs=lambda *_: 1.5), "hooked: epochs=1.5 must be a whole number of at least 0"),
+        (
+            hooked(directions=lambda _, context: [{"weight": torch.zeros(3)}]),
+            "unknown parameter in a direction 'weight'; choose one of: weights.0, weights.1",
+        ),
+        (
+            hooked(replay=lambda _, step: [eg.Replay(step.batch, weights=torch.ones(step.batch.num_seeds, 1))]),
+            "hooked: replay gives weights of shape (12, 1) for 12 examples; there must be one for each",
+        ),
+        (
+            ranking(lambda _, context, nodes, number: context.task.test[:number]),
+            "ranking: rank must return a tensor of some of the nodes it is given",
+        ),
+        (
+            ranking(lambda _, context, nodes, number: torch.rand(number)),
+            "ranking: rank must return a tensor of some of the nodes it is given",
+        ),
+    ],
+    ids=lambda value: value.split(";")[0] if isinstance(value, str) else "",
+)
+def test_what_a_hook_returns_is_checked(small_stream: eg.TaskStream, method: eg.Method, message: str) -> None:
+    with pytest.raises(eg.EvergraphError, match=re.escape(message)):
+        eg.Learner(eg.GCN(hidden=4), method, epochs=1, batch_size=0).learn(small_stream[0])
+
+
+@pytest.mark.parametrize(
+    ("reduced", "shape"),
+    [(lambda loss: loss[:3], "(3,)"), (torch.mean, "()"), (lambda loss: loss.unsqueeze(1), "(12, 1)")],
+)
+def test_a_problem_gives_every_example_a_loss(
+    small_stream: eg.TaskStream, registries: None, reduced: Any, shape: str
+) -> None:
+    @eg.registry.problems.register
+    class Reduced(eg.NodeClassification):
+        """Its loss has another shape."""
+
+        name = "reduced"
+
+        def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return reduced(super().loss(outputs, targets))
+
+    with pytest.raises(eg.EvergraphError, match=re.escape(f"the loss of reduced has shape {shape} for 12 examples")):
+        eg.Learner(eg.GCN(hidden=4), "finetune", problem="reduced", epochs=1, batch_size=0).learn(small_stream[0])

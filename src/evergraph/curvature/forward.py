@@ -12,6 +12,7 @@ from torch.func import functional_call
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Direction, named_params
 from evergraph.curvature.products import forward_product
+from evergraph.errors import unknown
 
 
 def forward(model: nn.Module, batch: Any, directions: Sequence[Direction]) -> tuple[Tensor, list[Tensor]]:
@@ -24,6 +25,8 @@ def forward(model: nn.Module, batch: Any, directions: Sequence[Direction]) -> tu
     params, joint = named_params(model), capable(model, "joint_forward")
     pairs = []
     for direction in directions:
+        if names := set(direction) - params.keys():
+            raise unknown("parameter in a direction", min(names), params)
         if joint is not None and len(direction) == len(params):
             pairs.append(batch.pair_of_chosen(*joint(batch, direction)))
         else:
