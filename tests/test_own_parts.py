@@ -2,8 +2,11 @@
 
 import collections
 import copy
+import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -273,3 +276,112 @@ def test_a_problem_gives_every_example_a_loss(
 
     with pytest.raises(eg.EvergraphError, match=re.escape(f"the loss of reduced has shape {shape} for 12 examples")):
         eg.Learner(eg.GCN(hidden=4), "finetune", problem="reduced", epochs=1, batch_size=0).learn(small_stream[0])
+
+
+# errors in a plug-in's code
+
+PLUGIN = """
+import sys, torch, evergraph as eg
+
+def penalty(self, step):
+    {}
+
+eg.registry.methods.register(type("Own", (eg.Method,), {{"__doc__": "Its own.", "name": "own", "penalty": penalty}}))
+"""
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None) -> Callable[[str], Path]:
+    """Writes a file with a method `own` whose penalty runs the given line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVERGRAPH_PLUGINS", "")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def write(line: str) -> Path:
+        path = tmp_path / "own.py"
+        path.write_text(PLUGIN.format(line))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("raise ValueError('oops')", "own.py, line 5, in penalty: ValueError: oops (traceback in "),
+        ("raise ValueError('too large')", "own.py, line 5, in penalty: ValueError: too large (traceback in "),
+        ("raise OverflowError('mine')", "own.py, line 5, in penalty: OverflowError: mine (traceback in "),
+        ("torch.zeros(3) @ torch.zeros(4)", "own.py, line 5, in penalty: RuntimeError: "),
+        ("return 'text'", "TypeError: "),
+        ("sys.exit()", "own.py, line 5, in penalty called sys.exit; let it raise an error instead"),
+    ],
+)
+def test_an_error_in_a_plug_in_is_one_line(
+    plug_in: Callable[[str], Path], evergraph: Call, tmp_path: Path, line: str, message: str
+) -> None:
+    words = ["run", SMALL, "--method", "own", "--epochs", 1, "--out", "out", "--plugin", plug_in(line)]
+    status, out, error = evergraph(*words)
+    assert (status, out) == (2, "")
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1
+    if "sys.exit" not in line:
+        [file] = tmp_path.glob("evergraph-*/failures.txt")
+        assert str(file) in error
+        assert "Traceback" in file.read_text()
+
+
+def test_sys_exit_while_a_plug_in_is_loaded_is_no_success(plug_in: Callable[[str], Path], evergraph: Call) -> None:
+    path = plug_in("")
+    path.write_text("import sys; sys.exit(0)")
+    status, out, error = evergraph("methods", "--plugin", path)
+    assert (status, out) == (2, "")
+    assert error.startswith(f"error: --plugin {path} cannot be loaded (SystemExit: ")
+
+
+def test_a_plug_in_is_loaded_once_however_its_path_is_written(
+    plug_in: Callable[[str], Path], evergraph: Call, tmp_path: Path
+) -> None:
+    path = plug_in("return None")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link.py").symlink_to(path)
+    words = [word for name in ("own.py", "sub/../own.py", "link.py") for word in ("--plugin", name)]
+    status, out, error = evergraph("methods", *words)
+    assert status == 0, error
+    assert out.count(" own ") == 1
+    apart = tmp_path / f"a{os.pathsep}b"
+    apart.mkdir()
+    path.rename(apart / "own.py")
+    status, _, error = evergraph("methods", "--plugin", apart / "own.py")
+    assert status == 2
+    assert "separates paths; rename or move the file" in error
+
+
+def test_what_a_model_does_not_define_is_named(small_stream: eg.TaskStream) -> None:
+    class Linear(eg.GraphModel):
+        """It cannot grow."""
+
+        def setup(self, in_channels: int, out_channels: int) -> None:
+            self.in_channels, self.out_channels = in_channels, out_channels
+            self.weight = torch.nn.Parameter(torch.zeros(in_channels, out_channels))
+
+        def inputs(self, graph: eg.Graph, operator: Any, propagate: bool | None = None) -> tuple[Any, int]:
+            return graph.x, 0
+
+        def logits(self, batch: eg.Batch) -> torch.Tensor:
+            return eg.linear(batch.x, self.weight)
+
+    learner = eg.Learner(Linear(), epochs=1).fit(small_stream)
+    with pytest.raises(eg.EvergraphError, match="Linear does not define grow, which is needed here"):
+        learner.grow(9)
+
+
+def test_outputs_that_are_whole_numbers_are_no_divergence(small_stream: eg.TaskStream) -> None:
+    class Whole(eg.GCN):
+        """Its outputs are whole numbers."""
+
+        def logits(self, batch: eg.Batch) -> torch.Tensor:
+            return super().logits(batch).long()
+
+    with pytest.raises(eg.EvergraphError, match="the model's outputs are whole numbers"):
+        eg.Learner(Whole(hidden=4), epochs=1).learn(small_stream[0])

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Generic, TypeVar, overload
 
 from evergraph.errors import EvergraphError, first_line, shown, unknown
@@ -152,7 +153,7 @@ def load_plugins() -> None:
             plugin.load()
         except EvergraphError:
             raise
-        except Exception as error:  # a third-party package may raise anything on import
+        except (Exception, SystemExit) as error:  # a third-party package may raise anything on import
             raise EvergraphError(
                 f"plug-in {plugin.name!r} ({plugin.value}) cannot be loaded ({first_line(error)}); "
                 "mend or uninstall the package that brings it"
@@ -163,14 +164,34 @@ def load_plugins() -> None:
 
 def plugin_files() -> list[str]:
     """Paths of the Python files given by `--plugin` or `EVERGRAPH_PLUGINS`."""
-    return list(filter(None, os.environ.get(FILES, "").split(os.pathsep)))
+    return [str(Path(path).resolve()) for path in os.environ.get(FILES, "").split(os.pathsep) if path]
+
+
+def in_a_plugin(error: BaseException) -> str | None:
+    """Where an error arose in a plug-in's code, such as `mine.py, line 3, in penalty`.
+
+    Empty if it arose elsewhere, as after a hook returned something wrong; None if there are no plug-ins.
+    """
+    files = plugin_files()
+    packages = {plugin.module.partition(".")[0] for plugin in metadata.entry_points(group=PLUGINS)}
+    if not files and not packages:
+        return None
+    place = ""
+    for frame, line in walk_tb(error.__traceback__):
+        code, module = frame.f_code, frame.f_globals.get("__name__", "")
+        if code.co_filename in files or module.partition(".")[0] in packages:
+            place = f"{Path(code.co_filename).name}, line {line}, in {code.co_name}"
+    return place
 
 
 def add_plugin_files(paths: Iterable[str]) -> None:
     """Load Python files with custom methods, models and so on; processes started from here load them too."""
     global _loaded
     known = plugin_files()
-    files = list(dict.fromkeys([*known, *(str(Path(path).absolute()) for path in paths)]))
+    files = list(dict.fromkeys([*known, *(str(Path(path).resolve()) for path in paths)]))
+    for path in files:
+        if os.pathsep in path:
+            raise EvergraphError(f"--plugin {path}: {os.pathsep!r} separates paths; rename or move the file")
     os.environ[FILES] = os.pathsep.join(files)
     _loaded = _loaded and set(files) == set(known)
     try:
@@ -196,7 +217,7 @@ def _load_file(path: Path, name: str) -> None:
     except EvergraphError:
         del sys.modules[spec.name]
         raise
-    except Exception as error:  # a user's file may raise anything on import
+    except (Exception, SystemExit) as error:  # a user's file may raise anything on import
         del sys.modules[spec.name]
         raise EvergraphError(
             f"--plugin {path} cannot be loaded ({type(error).__name__}: {first_line(error)})"

@@ -15,7 +15,7 @@ from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, lacks
 from evergraph.models.parts import PartNeighbourhoods
 
 MODELS: registry.Registry[type[GraphModel]] = registry.models
@@ -85,11 +85,11 @@ class GraphModel(nn.Module, metaclass=Checked):
 
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Create the parameters, using torch's global random state. Called once."""
-        raise NotImplementedError
+        raise lacks(self, "setup")
 
     def reset_parameters(self) -> None:
         """Redraw all parameters."""
-        raise NotImplementedError
+        raise lacks(self, "reset_parameters")
 
     def start_over(self) -> None:
         """Forget what was learned: call `reset_parameters`, but restore frozen parameters bit for bit.
@@ -117,15 +117,15 @@ class GraphModel(nn.Module, metaclass=Checked):
         A model may propagate its inputs here, once per graph, and so save a hop at every step;
         `propagate=False` prevents this, so that a batch contains every layer's edges.
         """
-        raise NotImplementedError
+        raise lacks(self, "inputs")
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the logits of the seeds, `(num_seeds, out_channels)`."""
-        raise NotImplementedError
+        raise lacks(self, "logits")
 
     def grow(self, out_channels: int) -> None:
         """Add output units; existing ones stay unchanged."""
-        raise NotImplementedError
+        raise lacks(self, "grow")
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return constructor arguments that make an equal model, stored as attributes of the same names.

@@ -313,6 +313,8 @@ def train_step(
 
 def _losses(problem: Problem, outputs: Tensor, targets: Tensor) -> Tensor:
     """The loss of each example, which a problem must not have reduced."""
+    if not outputs.is_floating_point():
+        raise EvergraphError(f"the model's outputs are whole numbers ({outputs.dtype}); they must be floating-point")
     per_example = problem.loss(outputs, targets)
     if per_example.shape != outputs.shape[:1]:
         raise EvergraphError(
