@@ -385,3 +385,47 @@ def test_outputs_that_are_whole_numbers_are_no_divergence(small_stream: eg.TaskS
 
     with pytest.raises(eg.EvergraphError, match="the model's outputs are whole numbers"):
         eg.Learner(Whole(hidden=4), epochs=1).learn(small_stream[0])
+
+
+# metrics and summaries
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "metric 'own' returned None, not a number"),
+        ("1", "metric 'own' returned '1', not a number"),
+        (torch.ones(3), "metric 'own' returned tensor([1., 1., 1.]), not a number"),
+        (float("nan"), "metric 'own' is nan on task 0; let it return a number where it is undefined"),
+    ],
+)
+def test_a_metric_that_is_no_number_is_named(
+    small_stream: eg.TaskStream, registries: None, returned: Any, message: str
+) -> None:
+    eg.registry.metrics.register(eg.Metric("own", "own", lambda outputs, targets, candidates: returned))
+    learner = eg.Learner(eg.GCN(hidden=4), epochs=1)
+    learner.learn(small_stream[0])
+    with pytest.raises(eg.EvergraphError, match=re.escape(message)):
+        learner.evaluate(small_stream, metric="own")
+
+
+def test_a_metric_or_summary_may_be_a_tensor_of_one_number(small_stream: eg.TaskStream, registries: None) -> None:
+    eg.registry.metrics.register(eg.Metric("own", "own", lambda outputs, targets, candidates: torch.tensor(50.0)))
+    learner = eg.Learner(eg.GCN(hidden=4), epochs=1).fit(small_stream)
+    assert learner.evaluate(small_stream, metric="own").accuracies == [50.0] * 3
+    summary = eg.evaluation.Summary("own", "Own", "One.", lambda matrix: torch.tensor(3.0))
+    assert type(summary.of([[1.0]])) is float
+
+
+def test_a_problem_whose_metric_is_undefined_on_a_task_learns_it(small_stream: eg.TaskStream, registries: None) -> None:
+    eg.registry.metrics.register(eg.Metric("own", "own", lambda outputs, targets, candidates: float("nan")))
+
+    @eg.registry.problems.register
+    class Undefined(eg.NodeClassification):
+        """Measured by a metric that is never defined."""
+
+        name, metric = "undefined", "own"
+
+    learner = eg.Learner(eg.GCN(hidden=4), problem="undefined", epochs=1)
+    learner.learn(small_stream[0])
+    assert learner.first_accuracies == [None]

@@ -12,7 +12,7 @@ from torch import Tensor
 from evergraph import registry
 from evergraph.core.settings import Checked
 from evergraph.errors import EvergraphError
-from evergraph.evaluation.matrix import decimal_places
+from evergraph.evaluation.matrix import as_number, decimal_places
 
 METRICS: registry.Registry[Metric] = registry.metrics
 _QUANTITY_AND_UNIT = re.compile(r"(.+) \(([^()]+)\)")
@@ -57,8 +57,8 @@ class Metric(metaclass=Checked):
         return f"{value:.{decimals if self.unit == '%' else decimal_places([value])}f}"
 
     def __call__(self, outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
-        """Compute the metric."""
-        return self.function(outputs, targets, candidates)
+        """Compute the metric; NaN where it is undefined."""
+        return as_number(f"metric {self.name!r}", self.function(outputs, targets, candidates))
 
     def check(self, kind: str) -> None:
         """Raise if the metric does not apply to this kind of target, before any prediction is made."""
