@@ -5,15 +5,15 @@ import copy
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
 import evergraph as eg
-import evergraph.experiments.selection
+from evergraph.experiments.selection import Space
 from evergraph.registry import Registry
 
 SMALL = "sbm:nodes=60,classes=4,features=8"
@@ -429,3 +429,42 @@ def test_a_problem_whose_metric_is_undefined_on_a_task_learns_it(small_stream: e
     learner = eg.Learner(eg.GCN(hidden=4), problem="undefined", epochs=1)
     learner.learn(small_stream[0])
     assert learner.first_accuracies == [None]
+
+
+# settings as text, and search spaces
+
+
+@dataclass(repr=False)
+class Choosing(eg.Method):
+    """Settings of many types."""
+
+    name = "choosing"
+    order: Literal[1, 2] = 1
+    marks: Literal["a", "1"] = "a"
+    words: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    count: eg.PositiveInt = 3
+
+
+def test_text_is_read_as_declared(registries: None) -> None:
+    eg.registry.methods.register(Choosing)
+    made = eg.make_method("choosing", {"order": "2", "marks": "1", "words": "a,b", "sizes": "1,2"})
+    assert made.hyperparameters() == {"order": 2, "marks": "1", "words": ["a", "b"], "sizes": [1, 2], "count": 3}
+    for key, text in (("order", "3"), ("marks", "A"), ("sizes", "1,x")):
+        with pytest.raises(eg.EvergraphError, match=f"{key}=.* must be "):
+            eg.make_method("choosing", {key: text})
+
+
+def test_a_range_of_whole_numbers_is_searched_in_whole_numbers(
+    registries: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eg.registry.methods.register(Choosing)
+    spec = eg.RunSpec(SMALL, method="choosing")
+    monkeypatch.setattr(Choosing, "search_space", {"count": (1, 100)})
+    found = Space.of(spec).at([0.3])["count"]
+    assert isinstance(found, int)
+    assert Choosing(count=found).count == found
+    for wrong in ((100, 1), (1, 2, 3), ("a", "b"), "ab", [], 5, (0, float("inf"))):
+        monkeypatch.setattr(Choosing, "search_space", {"count": wrong})
+        with pytest.raises(eg.EvergraphError, match=r"choosing: search_space\['count'\] is .*; it must be a pair"):
+            Space.of(spec)

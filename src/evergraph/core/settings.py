@@ -382,13 +382,18 @@ def _parse(text: str, kind: Any) -> Any:
         if str in choices:
             return text
         return _parse(text, choices[0]) if len(choices) == 1 else _guess(text)
+    if get_origin(kind) is Literal:
+        named = [c for c in get_args(kind) if c == text or (type(c) is not str and str(c).lower() == text.lower())]
+        return named[0] if named else text
     if kind is bool:
         return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
     if kind in (int, float):
         return kind(text)
     if get_origin(kind) is tuple:
         return tuple(_parse(item, get_args(kind)[0]) for item in text.split(","))
-    if kind in (list, tuple) or get_origin(kind) in (list, Sequence):
+    if get_origin(kind) in (list, Sequence):
+        return [_parse(item, get_args(kind)[0]) for item in text.split(",")]
+    if kind in (list, tuple):
         return [_guess(item) for item in text.split(",")]
     return _guess(text) if kind is type(None) else text
 

@@ -108,7 +108,10 @@ def method_title(described: dict[str, Any]) -> str:
 
 def _make_model(saved: dict[str, Any]) -> GraphModel:
     if saved["name"] not in MODELS:
-        raise EvergraphError(f"its model {saved['name']} is not evergraph's own; pass Learner.load(path, model=…)")
+        raise EvergraphError(
+            f"its model {saved['name']} is not evergraph's own; load the file that registers it with --plugin FILE.py, "
+            "or pass Learner.load(path, model=…)"
+        )
     return make_model(saved["name"], **saved["hyperparameters"])
 
 
@@ -117,7 +120,8 @@ def _make_method(saved: dict[str, Any]) -> Method:
         return Compose(*(_make_method(part) for part in saved["compose"]))
     if saved["name"] not in METHODS:
         raise EvergraphError(
-            f"its method {saved['name']!r} is unknown; register it or pass Learner.load(path, method=…)"
+            f"its method {saved['name']!r} is unknown; load the file that registers it with --plugin FILE.py, or pass "
+            "Learner.load(path, method=…)"
         )
     return make_method(saved["name"], saved["hyperparameters"])
 
