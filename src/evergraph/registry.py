@@ -65,7 +65,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         own = getattr(entry, "name", None)
         if name is None and (not own or not isinstance(own, str)):
             raise EvergraphError(f'{shown(entry)} has no name to be registered by; give it one: name = "mine"')
-        return self._add(own if name is None else name, entry)
+        return self._add(str(own) if name is None else name, entry)
 
     def _add(self, name: str, entry: Any) -> Any:
         if not isinstance(name, str) or NAME.fullmatch(name) is None:

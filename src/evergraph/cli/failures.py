@@ -35,10 +35,10 @@ def one_line(error: BaseException) -> str | None:
         return f"text that cannot be encoded or decoded ({first_line(error)})"
     if isinstance(error, RecursionError):
         return "something is nested too deeply"
-    if isinstance(error, Exception) and (place := in_a_plugin(error)) is not None:
+    if isinstance(error, Exception) and (where := in_a_plugin(error)) is not None:
         folder = tempfile.mkdtemp(prefix="evergraph-")
         write_tracebacks({shlex.join(sys.argv): error}, folder)
-        return f"{place}{': ' * bool(place)}{in_a_line(error)} (traceback in {Path(folder) / FAILURES})"
+        return f"{where}{': ' * bool(where)}{in_a_line(error)} (traceback in {Path(folder) / FAILURES})"
     return None
 
 

@@ -249,8 +249,8 @@ def _words(kind: Any) -> str:
         return f"one of: {', '.join(str(choice) or repr(choice) for choice in get_args(kind))}"
     if get_origin(kind) in (list, tuple, Sequence):
         return f"a list with items each {_words(get_args(kind)[0])}"
-    words = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", type(None): "none"}
-    words |= {Callable: "a function or a class"}
+    words: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
+    words |= {type(None): "none", Callable: "a function or a class"}
     return words.get(get_origin(kind) or kind) or f"of type {getattr(get_origin(kind) or kind, '__name__', kind)}"
 
 

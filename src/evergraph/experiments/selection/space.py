@@ -231,7 +231,7 @@ def _declared(owner: str, values: Any, default: Any) -> Dimension:
         raise EvergraphError(
             f"{owner} is {shown(values)}; it must be a pair of numbers, the lower one first, or a list of choices"
         )
-    return Range(*values, log=values[0] > 0, integer=_is_whole(default))
+    return Range(values[0], values[1], log=values[0] > 0, integer=_is_whole(default))
 
 
 def _is_whole(default: Any) -> bool:
