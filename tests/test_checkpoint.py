@@ -1,12 +1,15 @@
 """Saving and loading: nothing lost, nothing executed, nothing half-written."""
 
+import collections
 import copy
 import errno
 import json
+import math
 import os
 import resource
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +27,7 @@ TREE = {
     "numbers": [1, 2.5, -0.0, 1e-300, True, None],
     "odd": [float("inf"), float("-inf")],
     "keys": {1: "int", "1": "text", "a/b": torch.arange(3), "a": {"b": torch.ones(2, dtype=torch.float64)}},
+    "tuples": ((1, torch.ones(1)), [()]),
     "empty": {"list": [], "dict": {}, "tensor": torch.zeros(0, 4), "scalar": torch.tensor(3, dtype=torch.int8)},
 }
 
@@ -34,7 +38,7 @@ def same(a, b) -> bool:
     if isinstance(a, dict):
         return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
+        return type(a) is type(b) and len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
     return type(a) is type(b) and repr(a) == repr(b)
 
 
@@ -44,9 +48,24 @@ def test_a_tree_comes_back_as_it_was(tmp_path):
     assert not same(load_tree(tmp_path / "c"), {**TREE, "text": ""})  # the comparison itself can fail
 
 
-def test_state_that_would_need_code_is_refused(tmp_path):
-    with pytest.raises(EvergraphError, match="cannot save /a/0, of type set; state is tensors"):
-        save_tree(tmp_path / "c", {"a": [{1, 2}]})
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ({1, 2}, "of type set"),
+        (collections.defaultdict(int), "of type defaultdict"),
+        (collections.namedtuple("Pair", "a b")(1, 2), "of type Pair"),
+        (torch.eye(2).to_sparse(), "sparse, of type Tensor"),
+        ({(0, 1): 1.0}, r"with a key \(0, 1\) of type tuple"),
+        ({math.inf: 1.0}, "with a key inf of type float"),
+        ({math.nan: 1.0}, "with a key nan of type float"),
+        ({np.int64(3): 1.0}, r"with a key np.int64\(3\) of type int64"),
+        ({torch.tensor(1): 1.0}, r"with a key tensor\(1\) of type Tensor"),
+    ],
+    ids=str,
+)
+def test_state_that_would_not_come_back_as_it_was_is_refused(tmp_path, value, what):
+    with pytest.raises(EvergraphError, match=f"cannot save /a/0, {what}; state is dense tensors and plain values"):
+        save_tree(tmp_path / "c", {"a": [value]})
     assert not (tmp_path / "c").exists()
 
 

@@ -169,8 +169,8 @@ def test_a_metric_that_is_undefined_is_named_and_the_run_goes_on_once_it_is_mend
     status, _, error = call(*words, *QUICK)
     assert status == 2
     assert error.splitlines()[-1] == (
-        "error: metric 'precision' is nan on task 1 (seed 0); let it return a number where it is undefined, or choose "
-        "another with --metric"
+        "error: metric 'precision' is nan on task 1; let it return a number where it is undefined, or choose another "
+        "with --metric"
     )
     assert result_of(call(*words, *QUICK, "--resume", "--json"))["ap"]["mean"] == 50
 
@@ -179,7 +179,7 @@ def test_a_summary_that_is_not_finite_is_named(call: Call, tmp_path: Path, regis
     eg.registry.summaries.register(eg.evaluation.Summary("ratio", "Ratio", "A ratio.", lambda matrix: float("inf")))
     status, _, error = call("run", SMALL, "--method", "finetune", "--seeds", 1, "--out", tmp_path / "here", *QUICK)
     assert status == 2
-    assert "error: metrics.ratio.mean is inf, not a finite number; let what computes it return one" in error
+    assert "error: summary 'ratio' is inf, not a finite number; let it return one" in error
 
 
 def test_the_default_run(call: Call) -> None:

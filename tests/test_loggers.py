@@ -121,6 +121,26 @@ def test_a_logger_that_breaks_does_not_stop_the_run(tmp_path, capsys):
     assert warnings == ["warning: logger broken stopped (the server is gone); the run goes on"]
 
 
+def test_a_logger_cannot_change_what_is_written_or_what_others_see(tmp_path):
+    class Rewrites(Logger):
+        def start(self, folder, settings):
+            settings["method"] = "changed"
+
+        def task(self, seed, task, values):
+            values.clear()
+
+        def finish(self, result):
+            result["ap"]["mean"] = result["matrices"][0][0][0] = 999.0
+
+    notebook = Notebook()
+    result = run(SPEC, tmp_path, loggers=[Rewrites(), notebook])
+    assert result["ap"]["mean"] == notebook.of("finish")[0][0] <= 100
+    written = json.loads((tmp_path / "result.json").read_text())
+    assert (written["ap"], written["matrices"]) == (result["ap"], result["matrices"])
+    assert notebook.of("start")[0][1] == "ewc"
+    assert "ap" in notebook.of("task")[0][2]
+
+
 def test_a_logger_that_cannot_start_stops_it_at_once(tmp_path):
     class Unwilling(Logger):
         name = "unwilling"

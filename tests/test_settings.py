@@ -117,7 +117,7 @@ class Plain(eg.Method):
 
 def test_arguments_without_annotations_are_not_checked():
     assert Plain("anything").strength == "anything"
-    assert Plain().hyperparameters() == {}
+    assert Plain().hyperparameters() == {"strength": 1.0}
 
 
 def test_constructors_show_their_own_signature_and_objects_copy():

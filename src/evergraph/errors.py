@@ -3,10 +3,13 @@
 import re
 import warnings
 from collections.abc import Iterable
+from traceback import walk_tb
 
 OUT_OF_MEMORY = re.compile(
     r"out of memory|not enough memory|can't allocate|unable to allocate|bad_alloc", re.IGNORECASE
 )
+
+ARRAY_LIBRARIES = ("torch", "numpy", "scipy", "torch_geometric")
 
 
 class EvergraphError(ValueError):
@@ -75,6 +78,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of another library's error, truncated so that it can be quoted in one of ours."""
     return (str(error) or type(error).__name__).splitlines()[0][:120]
+
+
+def lacks(owner: object, method: str) -> EvergraphError:
+    """Return the error for a class that does not define a method which its contract asks for."""
+    return EvergraphError(f"{type(owner).__name__} does not define {method}, which is needed here")
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether an error arose in this package, or in an array library that it called, and not in a plug-in's code."""
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    owners = [owner for name in frames if (owner := name.partition(".")[0]) not in ARRAY_LIBRARIES]
+    return not owners or owners[-1] == "evergraph"

@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Generic, TypeVar, overload
 
 from evergraph.errors import EvergraphError, first_line, shown, unknown
 
 PLUGINS = "evergraph.plugins"
 FILES = "EVERGRAPH_PLUGINS"  # environment variable with the paths of Python files, set by `--plugin`
+NAME = re.compile(r"\w[\w.@-]*\+*")  # a plus at the end, as in `ewc++`; elsewhere it composes methods
 Entry = TypeVar("Entry")
 _registries: list[Registry[Any]] = []
 
@@ -37,7 +40,15 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, Entry] = {}
+        self._base: type | None = None
+        self._of_classes = False
         _registries.append(self)
+
+    def accept(self, *, subclasses_of: type | None = None, instances_of: type | None = None) -> None:
+        """Accept only subclasses of a class, or only its instances."""
+        self._base, self._of_classes = subclasses_of or instances_of, subclasses_of is not None
+        for entry in self._entries.values():
+            self._check(entry)
 
     @overload
     def register(self, entry: Entry) -> Entry: ...
@@ -45,21 +56,43 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def register(self, *, name: str) -> Callable[[Entry], Entry]: ...
 
     def register(self, entry: Any = None, *, name: str | None = None) -> Any:
-        """Add an entry under its `name`, or under the given name. Usable as a decorator."""
+        """Add an entry under its `name`, or under the given name. Usable as a decorator.
+
+        A class that is given a name here has it as its `name` from then on.
+        """
         if entry is None:
-            return lambda decorated: self._add(str(name), decorated)
+            if name is None:
+                raise EvergraphError(f'register needs a {self.kind}, or its name as in register(name="mine")')
+            return lambda decorated: self._add(name, decorated)
         own = getattr(entry, "name", None)
         if name is None and (not own or not isinstance(own, str)):
             raise EvergraphError(f'{shown(entry)} has no name to be registered by; give it one: name = "mine"')
-        return self._add(name or entry.name, entry)
+        return self._add(str(own) if name is None else name, entry)
 
-    def _add(self, name: str, entry: Entry) -> Entry:
+    def _add(self, name: str, entry: Any) -> Any:
+        if not isinstance(name, str) or NAME.fullmatch(name) is None:
+            raise EvergraphError(f"{shown(name)} is no name for a {self.kind}; use letters, digits and any of - _ . @")
+        self._check(entry)
         if self._entries.get(name, entry) is not entry:
             if isinstance(entry, type) and getattr(entry, "name", None) == name and "name" not in vars(entry):
                 raise EvergraphError(f'class {entry.__name__} has no name of its own; give it one: name = "mine"')
             raise EvergraphError(f"there is a {self.kind} {name!r} already; give yours another name")
+        own = getattr(entry, "__dict__", {}).get("name", name)
+        if isinstance(own, str) and own != name:
+            raise EvergraphError(f"{_words(entry)} is called {own!r}, not {name!r}; give it one name")
+        if isinstance(entry, type) and isinstance(getattr(entry, "name", None), str):
+            entry.name = name  # type: ignore[attr-defined]  # not that of a parent class
         self._entries[name] = entry
         return entry
+
+    def _check(self, entry: Any) -> None:
+        """Raise if an entry is of another kind."""
+        if self._base is None:
+            return
+        if self._of_classes and not (isinstance(entry, type) and issubclass(entry, self._base)):
+            raise EvergraphError(f"{_words(entry)} is no {self.kind}: it must be a subclass of {self._base.__name__}")
+        if not self._of_classes and not isinstance(entry, self._base):
+            raise EvergraphError(f"{_words(entry)} is no {self.kind}: it must be made by {self._base.__name__}(…)")
 
     def remove(self, name: str) -> None:
         """Remove an entry, if there is one of that name."""
@@ -91,6 +124,10 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def name_of(self, entry: Any) -> str | None:
         """Return the name under which an entry is registered, or None."""
         return next((name for name, known in self._entries.items() if known is entry), None)
+
+
+def _words(entry: Any) -> str:
+    return f"class {entry.__name__}" if isinstance(entry, type) else shown(entry)
 
 
 methods: Registry[Any] = Registry("method")
@@ -129,7 +166,7 @@ def _load_all() -> None:
             plugin.load()
         except EvergraphError:
             raise
-        except Exception as error:  # a third-party package may raise anything on import
+        except (Exception, SystemExit) as error:  # a third-party package may raise anything on import
             raise EvergraphError(
                 f"plug-in {plugin.name!r} ({plugin.value}) cannot be loaded ({first_line(error)}); "
                 "mend or uninstall the package that brings it"
@@ -140,14 +177,34 @@ def _load_all() -> None:
 
 def plugin_files() -> list[str]:
     """Paths of the Python files given by `--plugin` or `EVERGRAPH_PLUGINS`."""
-    return list(filter(None, os.environ.get(FILES, "").split(os.pathsep)))
+    return [str(Path(path).resolve()) for path in os.environ.get(FILES, "").split(os.pathsep) if path]
+
+
+def in_a_plugin(error: BaseException) -> str | None:
+    """Where an error arose in a plug-in's code, such as `mine.py, line 3, in penalty`.
+
+    Empty if it arose elsewhere, as after a hook returned something wrong; None if there are no plug-ins.
+    """
+    files = plugin_files()
+    packages = {plugin.module.partition(".")[0] for plugin in metadata.entry_points(group=PLUGINS)}
+    if not files and not packages:
+        return None
+    place = ""
+    for frame, line in walk_tb(error.__traceback__):
+        code, module = frame.f_code, frame.f_globals.get("__name__", "")
+        if code.co_filename in files or module.partition(".")[0] in packages:
+            place = f"{Path(code.co_filename).name}, line {line}, in {code.co_name}"
+    return place
 
 
 def add_plugin_files(paths: Iterable[str]) -> None:
     """Load Python files with custom methods, models and so on; processes started from here load them too."""
     global _loaded
     known = plugin_files()
-    files = list(dict.fromkeys([*known, *(str(Path(path).absolute()) for path in paths)]))
+    files = list(dict.fromkeys([*known, *(str(Path(path).resolve()) for path in paths)]))
+    for path in files:
+        if os.pathsep in path:
+            raise EvergraphError(f"--plugin {path}: {os.pathsep!r} separates paths; rename or move the file")
     os.environ[FILES] = os.pathsep.join(files)
     _loaded = _loaded and set(files) == set(known)
     try:
@@ -171,7 +228,7 @@ def _load_file(path: Path, name: str) -> None:
     before = [(registry, dict(registry._entries)) for registry in _registries]
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a user's file may raise anything on import
+    except (Exception, SystemExit) as error:  # a user's file may raise anything on import
         del sys.modules[spec.name]
         for registry, entries in before:  # nothing stays of a file that failed half-way
             registry._entries = entries

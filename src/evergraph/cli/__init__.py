@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from evergraph import program
-from evergraph.cli.failures import drop_output, flush, one_line, prepare_streams
+from evergraph.cli.failures import Stopped, drop_output, flush, one_line, prepare_streams
 from evergraph.cli.together import quiet_unless_first
 from evergraph.core.workers import launched, leave_workers, speaks_first
 from evergraph.errors import EvergraphError, EvergraphWarning
 from evergraph.experiments.engines import ArrayWrittenError
-from evergraph.registry import add_plugin_files
+from evergraph.registry import add_plugin_files, in_a_plugin
 from evergraph.version import __version__
 
 UsageError: Any = typer.BadParameter.__base__  # click's error for wrong options and commands, wherever typer keeps it
@@ -62,7 +62,7 @@ def main() -> None:
         words, plugins = _plugins(sys.argv[1:])
         quiet_unless_first(words)
         add_plugin_files(plugins)
-        status = make_app()(words, prog_name="evergraph", standalone_mode=False) or 0
+        status = _run(words)
         flush()
         leave_workers()
         sys.exit(status)
@@ -89,6 +89,17 @@ def main() -> None:
             os._exit(2)  # other processes may never answer, and torch would wait for them
         drop_output() if isinstance(error, OSError) else None
         sys.exit(2)
+
+
+def _run(words: list[str]) -> int:
+    """Run a command and return its exit status; no code but ours may end the program."""
+    try:
+        return make_app()(words, prog_name="evergraph", standalone_mode=False) or 0
+    except Stopped:
+        raise
+    except SystemExit as error:
+        place = in_a_plugin(error)
+        raise EvergraphError(f"{place or 'some code'} called sys.exit; let it raise an error instead") from None
 
 
 def _every_command(

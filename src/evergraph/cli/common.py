@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from evergraph.cli.failures import Stopped
 from evergraph.cli.parsing import names_of, parse_fan_out, parse_order, parse_settings
 from evergraph.core.settings import settings_of
 from evergraph.data import SCENARIOS, TEST_GRAPHS, dataset_of, find_graph
@@ -389,7 +390,7 @@ def on_interrupt(message: Callable[[], str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         print(f"stopped; {message()}", file=sys.stderr)
-        raise SystemExit(130) from None
+        raise Stopped(130) from None
 
 
 def print_json(value: Any) -> None:

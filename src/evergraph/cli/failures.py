@@ -1,26 +1,32 @@
-"""The one place where failures of the machine (memory, disk, pipe, names, numbers too large) become one line."""
+"""The one place where failures of the machine (memory, disk, pipe, names, numbers too large) and of plug-ins become
+one line."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+import shlex
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
-from evergraph.errors import EvergraphError, first_line, is_out_of_memory
+from evergraph.errors import EvergraphError, first_line, is_ours, is_out_of_memory
+from evergraph.experiments.cells import FAILURES, in_a_line, write_tracebacks
+from evergraph.registry import in_a_plugin
 
 TOO_LARGE = re.compile(r"overflow|too large|too big|exceeds the limit|maximum allowed", re.IGNORECASE)
 
 
 def one_line(error: BaseException) -> str | None:
-    """The message for an error caused by the input or the machine; None for a bug of ours."""
+    """The message for an error caused by the input, the machine or a plug-in; None for a bug of ours."""
     if isinstance(error, EvergraphError):
         return str(error)
     if is_out_of_memory(error):
         return "not enough memory for this; take a smaller graph, model (--hidden) or batch (--batch-size)"
-    numeric = (OverflowError, ValueError, RuntimeError, TypeError)
-    if isinstance(error, OverflowError) or (isinstance(error, numeric) and TOO_LARGE.search(str(error))):
+    numeric = isinstance(error, (ValueError, RuntimeError, TypeError)) and TOO_LARGE.search(str(error))
+    if is_ours(error) and (isinstance(error, OverflowError) or numeric):
         return f"a number is too large ({first_line(error)})"
     if isinstance(error, OSError) and error.errno is not None:
         place = f"{str(error.filename)[:120]}: " if error.filename is not None else ""
@@ -29,7 +35,15 @@ def one_line(error: BaseException) -> str | None:
         return f"text that cannot be encoded or decoded ({first_line(error)})"
     if isinstance(error, RecursionError):
         return "something is nested too deeply"
+    if isinstance(error, Exception) and (where := in_a_plugin(error)) is not None:
+        folder = tempfile.mkdtemp(prefix="evergraph-")
+        write_tracebacks({shlex.join(sys.argv): error}, folder)
+        return f"{where}{': ' * bool(where)}{in_a_line(error)} (traceback in {Path(folder) / FAILURES})"
     return None
+
+
+class Stopped(SystemExit):
+    """Ctrl-C was pressed, and the line that says how to go on is printed."""
 
 
 def prepare_streams() -> None:

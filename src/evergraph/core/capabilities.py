@@ -8,9 +8,11 @@ overridden below the class that declares it, or replaced on the object itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from evergraph.errors import EvergraphError, shown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -33,14 +35,19 @@ Answer = bool | No
 """The answer of a capability that is a question: yes, no, or no with a reason."""
 
 
-def capability(*, rests_on: tuple[str, ...], through: str = "") -> Callable[[Function], Function]:
+def capability(*, rests_on: Sequence[str], through: str = "") -> Callable[[Function], Function]:
     """Declare a method as a capability that holds as long as the methods named in `rests_on` are not overridden.
 
     With `through`, the attribute of that name needs the same capability: for wrappers, which pass it on.
     """
+    names = rests_on if isinstance(rests_on, (tuple, list)) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise EvergraphError(
+            f'capability: rests_on={shown(rests_on)} must name the methods it rests on, e.g. ("forward", "logits")'
+        )
 
     def declare(function: Function) -> Function:
-        function.rests_on = rests_on  # type: ignore[attr-defined]
+        function.rests_on = tuple(names)  # type: ignore[attr-defined]
         function.through = through  # type: ignore[attr-defined]
         return function
 
@@ -56,6 +63,9 @@ def capable(owner: Any, name: str) -> Callable[..., Any] | None:
         rests_on = getattr(vars(kind)[name], "rests_on", None)
         if rests_on is None:
             return None
+        for method in rests_on:
+            if not hasattr(kind, method) and not hasattr(owner, method):  # a mixin may rest on what it is mixed with
+                raise EvergraphError(f"capability {name!r} of {kind.__name__} rests on {method!r}, which it lacks")
         younger = [*lineage[:position], owner]  # classes that may override the methods, and the object itself
         if any(method in vars(place) for place in younger for method in rests_on):
             return None

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evergraph.errors import is_ours
+
 
 def is_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether all tensors hold only finite numbers."""
@@ -32,8 +34,11 @@ def has_nan(value: Any) -> bool:
 
 
 def is_overflow(error: Exception) -> bool:
-    """Return whether an error reports a number out of the range of its type (a strength of 1e300 in float32)."""
-    return isinstance(error, OverflowError) or "without overflow" in str(error)
+    """Return whether an error reports a number out of the range of its type (a strength of 1e300 in float32).
+
+    An error of a plug-in's own code speaks for itself.
+    """
+    return is_ours(error) and (isinstance(error, OverflowError) or "without overflow" in str(error))
 
 
 def is_prediction(outputs: Tensor) -> bool:

@@ -249,8 +249,9 @@ def _words(kind: Any) -> str:
         return f"one of: {', '.join(str(choice) or repr(choice) for choice in get_args(kind))}"
     if get_origin(kind) in (list, tuple, Sequence):
         return f"a list with items each {_words(get_args(kind)[0])}"
-    words = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", type(None): "none"}
-    return words.get(kind) or f"of type {getattr(get_origin(kind) or kind, '__name__', kind)}"
+    words: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
+    words |= {type(None): "none", Callable: "a function or a class"}
+    return words.get(get_origin(kind) or kind) or f"of type {getattr(get_origin(kind) or kind, '__name__', kind)}"
 
 
 def _equal(value: Any, default: Any) -> bool:
@@ -329,6 +330,18 @@ def settings_of(kind: type) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
+def settings_kept(made: Any, *, all_of_them: bool = True) -> dict[str, Any]:
+    """Return the settings that an object was made with, from its attributes of the same names; all, or those it has."""
+    known = settings_of(type(made))
+    missing = [name for name in known if not hasattr(made, name)]
+    if missing and all_of_them:
+        raise EvergraphError(
+            f"{type(made).__name__} does not keep its setting {missing[0]!r}, which would be lost when it is saved; "
+            f"store it as self.{missing[0]}"
+        )
+    return {name: getattr(made, name) for name in known if name not in missing}
+
+
 def configure(kind: type, name: str, settings: Mapping[str, Any]) -> Any:
     """Make an instance of `kind`, named `name` in messages, with text converted to the type of each setting."""
     known = settings_of(kind)
@@ -369,13 +382,18 @@ def _parse(text: str, kind: Any) -> Any:
         if str in choices:
             return text
         return _parse(text, choices[0]) if len(choices) == 1 else _guess(text)
+    if get_origin(kind) is Literal:
+        named = [c for c in get_args(kind) if c == text or (type(c) is not str and str(c).lower() == text.lower())]
+        return named[0] if named else text
     if kind is bool:
         return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
     if kind in (int, float):
         return kind(text)
     if get_origin(kind) is tuple:
         return tuple(_parse(item, get_args(kind)[0]) for item in text.split(","))
-    if kind in (list, tuple) or get_origin(kind) in (list, Sequence):
+    if get_origin(kind) in (list, Sequence):
+        return [_parse(item, get_args(kind)[0]) for item in text.split(",")]
+    if kind in (list, tuple):
         return [_guess(item) for item in text.split(",")]
     return _guess(text) if kind is type(None) else text
 

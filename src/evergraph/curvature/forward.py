@@ -11,6 +11,7 @@ from torch.func import functional_call
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Direction, Params, copy_buffers, named_params
 from evergraph.curvature.products import forward_product
+from evergraph.errors import unknown
 
 
 def forward(model: nn.Module, batch: Any, directions: Sequence[Direction]) -> tuple[Tensor, list[Tensor]]:
@@ -32,6 +33,8 @@ def forward(model: nn.Module, batch: Any, directions: Sequence[Direction]) -> tu
         return values
 
     for direction in directions:
+        if names := set(direction) - params.keys():
+            raise unknown("parameter in a direction", min(names), params)
         if joint is not None and len(direction) == len(params):
             pairs.append(batch.pair_of_chosen(*joint(batch, direction)))
         else:

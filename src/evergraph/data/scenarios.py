@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evergraph import registry
+from evergraph.core.settings import Checked
 from evergraph.data.attributes import Attribute
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, tell, unknown
@@ -21,7 +22,7 @@ WHOLE = 1e16  # numbers below it are written in full if they are whole
 
 
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(metaclass=Checked):
     """What defines a task, and what is known at prediction time.
 
     Args:
@@ -39,6 +40,7 @@ class Scenario:
     task_known: bool = False
 
 
+SCENARIOS.accept(instances_of=Scenario)
 SCENARIOS.register(Scenario("class", "new classes arrive; prediction is among all classes met"))
 SCENARIOS.register(
     Scenario(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from evergraph import registry
+from evergraph.core.settings import Checked
 from evergraph.data.graph import Graph
 from evergraph.data.tasks import Part
 from evergraph.errors import EvergraphError
@@ -20,7 +21,7 @@ TEST_GRAPHS: registry.Registry[TestGraph] = registry.test_graphs
 
 
 @dataclass(frozen=True)
-class TestGraph:
+class TestGraph(metaclass=Checked):
     """A rule that selects the graph that tests run on.
 
     Args:
@@ -48,6 +49,9 @@ class TestGraph:
                 f"{graph.name}: test graph {self.name} is for examples that are nodes, and these are {graph.level}s; "
                 f"use one of {', '.join(name for name in TEST_GRAPHS if not TEST_GRAPHS[name].alone)}"
             )
+
+
+TEST_GRAPHS.accept(instances_of=TestGraph)
 
 
 def _task(stream: TaskStream, after: int, index: int, part: Part) -> tuple[Graph, Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from evergraph import registry
+from evergraph.core.settings import Checked
 from evergraph.errors import EvergraphError, shown
 
 SUMMARIES: registry.Registry[Summary] = registry.summaries
@@ -19,7 +20,7 @@ Matrix = Sequence[Sequence[float | None]] | np.ndarray
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(metaclass=Checked):
     """A number that summarizes a whole matrix.
 
     Args:
@@ -42,10 +43,23 @@ class Summary:
         For an error, lower is better: AP is the mean error itself, and AF is still negative if the learner has
         forgotten, that is, if the error has grown.
         """
-        if higher_is_better:
-            return self.function(matrix)
-        value = self.function(-as_array(matrix))
-        return value if self.is_gain else -value
+        value = as_number(f"summary {self.name!r}", self.function(matrix if higher_is_better else -as_array(matrix)))
+        if not math.isfinite(value):
+            raise EvergraphError(f"summary {self.name!r} is {value}, not a finite number; let it return one")
+        return value if higher_is_better or self.is_gain else -value
+
+
+SUMMARIES.accept(instances_of=Summary)
+
+
+def as_number(owner: str, value: Any) -> float:
+    """Convert what a function returned to a number; an array or tensor of one entry is one, too."""
+    try:
+        if isinstance(value, str):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise EvergraphError(f"{owner} returned {shown(value)}, not a number") from None
 
 
 def as_array(matrix: Matrix) -> np.ndarray:

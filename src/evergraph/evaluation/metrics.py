@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from evergraph import registry
+from evergraph.core.settings import Checked
 from evergraph.errors import EvergraphError, tell
-from evergraph.evaluation.matrix import decimal_places
+from evergraph.evaluation.matrix import as_number, decimal_places
 
 METRICS: registry.Registry[Metric] = registry.metrics
 HITS_AT = (10, 20, 50, 100)
@@ -19,7 +20,7 @@ _QUANTITY_AND_UNIT = re.compile(r"(.+) \(([^()]+)\)")
 
 
 @dataclass(frozen=True)
-class Metric:
+class Metric(metaclass=Checked):
     """A metric of the outputs on a set of examples.
 
     Args:
@@ -57,8 +58,8 @@ class Metric:
         return f"{value:.{decimal_places([value], self.unit, percent=decimals)}f}"
 
     def __call__(self, outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
-        """Compute the metric."""
-        return self.function(outputs, targets, candidates)
+        """Compute the metric; NaN where it is undefined."""
+        return as_number(f"metric {self.name!r}", self.function(outputs, targets, candidates))
 
     def check(self, kind: str) -> None:
         """Raise if the metric does not apply to this kind of target, before any prediction is made."""
@@ -68,6 +69,9 @@ class Metric:
                 f"{self.name} is for {' or '.join(self.kinds)}, and what is predicted here are {kind}; choose "
                 f"one of: {', '.join(others)}"
             )
+
+
+METRICS.accept(instances_of=Metric)
 
 
 def _hits(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> Tensor:

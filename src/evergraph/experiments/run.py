@@ -94,8 +94,8 @@ def finish_run(
         in_turn = loggers or all(seed_is_done(folder, seed) for seed in spec.seeds)
         results = [seed() for seed in seeds] if in_turn else together(seeds, device)
         result = {**_result(spec, folder, first, learner, device, results), "run": mark, "graph": first.graph_mark}
-        logging.finish(result)
         write_record(folder / RESULT, result, indent=1)
+        logging.finish(result)
     return result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -119,18 +118,8 @@ class SeedRun:
         """Measure the row of an accuracy matrix after a task."""
         metric, after = self.spec.metric or None, index if self.spec.pieces else None
         measured = learner.evaluate(self.tasks, metric=metric, test_graph=test_graph, part=part, after=after)
-        self._check_defined(metric or learner.problem.metric, measured.accuracies)
         values: Row = [*measured.accuracies]
         return values + [None] * (len(self.tasks) - len(values))
-
-    def _check_defined(self, metric: str, values: list[float]) -> None:
-        """Raise if the metric is not a finite number on a task; outputs were found to be finite before."""
-        for task, value in enumerate(values):
-            if not math.isfinite(value):
-                raise EvergraphError(
-                    f"metric {metric!r} is {value} on task {task} (seed {self.seed}); let it return a number where it "
-                    "is undefined, or choose another with --metric"
-                )
 
     def _leak(self) -> dict[str, float]:
         """Leak score of each test graph, if classes define the tasks and predictions are among those of all tasks.

@@ -12,7 +12,7 @@ from torch import Tensor
 from evergraph import registry
 from evergraph.core.capabilities import Answer, capability, capable
 from evergraph.core.params import Direction, Params
-from evergraph.core.settings import Checked
+from evergraph.core.settings import Checked, settings_kept
 from evergraph.data.batching import Batch
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
@@ -46,9 +46,9 @@ class Method(metaclass=Checked):
     """A way to learn a new task without forgetting the old ones. Every hook is optional.
 
     Constructor arguments are hyper-parameters (make subclasses dataclasses), checked against their annotations
-    (`evergraph.core.settings`). Attributes whose names end in `_` are learned state: tensors, numbers, or lists or
-    dictionaries of them. They are saved and loaded automatically; `state` declares how they grow. Hooks never call
-    `backward` or `step`.
+    (`evergraph.core.settings`). Learned state, in fields declared by `state` and in other attributes whose names end in
+    `_`, is tensors, numbers, or lists, tuples or dictionaries of them. It is saved and loaded automatically; `state`
+    declares how it grows. Hooks never call `backward` or `step`.
     """
 
     name: ClassVar[str] = "finetune"
@@ -254,10 +254,8 @@ class Method(metaclass=Checked):
             )
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the constructor arguments and their values."""
-        if not dataclasses.is_dataclass(self):
-            return {}
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        """Return the constructor arguments and their values, stored as attributes of the same names."""
+        return settings_kept(self)
 
     def parts(self) -> list[Method]:
         """Return the methods that this one is composed of: itself, or the parts of a `Compose`."""
@@ -293,8 +291,9 @@ class Method(metaclass=Checked):
         return {**{name: getattr(self, name) for name in self.step_state}, **factors}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the learned state: every attribute whose name ends in `_`."""
-        return {key: value for key, value in vars(self).items() if key.endswith("_") and not key.startswith("_")}
+        """Return the learned state: every field declared by `state` and every attribute whose name ends in `_`."""
+        declared = {field.name for field in _state_fields(self)}
+        return {key: value for key, value in vars(self).items() if key in declared or _is_state(key)}
 
     def copied_state(self) -> dict[str, Any]:
         """Return a snapshot of the state that later changes do not affect; state declared `replaced` is not cloned."""
@@ -317,9 +316,18 @@ class Method(metaclass=Checked):
         return f"{type(self).__name__}({settings})"
 
 
+METHODS.accept(subclasses_of=Method)
+
+
+def _is_state(name: str) -> bool:
+    """Return whether an attribute is state by its name, declared or not."""
+    return name.endswith("_") and not name.startswith("_")
+
+
 def _state_fields(method: Method) -> list[dataclasses.Field[Any]]:
+    """Return the fields declared by `state`."""
     fields: Any = dataclasses.fields(method) if dataclasses.is_dataclass(method) else ()
-    return [f for f in fields if not f.init and f.name.endswith("_")]
+    return [field for field in fields if "replaced" in field.metadata]
 
 
 def _shallow(value: Any) -> Any:

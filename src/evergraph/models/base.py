@@ -10,18 +10,19 @@ from torch import Tensor, nn
 
 from evergraph import registry
 from evergraph.core.capabilities import Answer, No, capable
-from evergraph.core.settings import Checked, settings_of
+from evergraph.core.settings import Checked, settings_kept
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, lacks
 from evergraph.models.parts import PartNeighbourhoods
 
 MODELS: registry.Registry[type[GraphModel]] = registry.models
 
 DENSE_ON_GPU = 2**32  # bytes up to which sparse features are made dense on a GPU
 SPARSE_ON_GPU = 0.02, 2**22, 5 * 2**18  # stay sparse up to this density, from this size on, up to this many entries
+OUTPUTS = ("forward", "logits")  # methods that compute a model's outputs, which most capabilities rest on
 Form = Literal["whole", "rows", "padded"]
 """How a captured step reads its examples: all in one batch, as some rows of such a batch's outputs, or in batches
 padded to one shape."""
@@ -85,11 +86,11 @@ class GraphModel(nn.Module, metaclass=Checked):
 
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Create the parameters, using torch's global random state. Called once."""
-        raise NotImplementedError
+        raise lacks(self, "setup")
 
     def reset_parameters(self) -> None:
         """Redraw all parameters."""
-        raise NotImplementedError
+        raise lacks(self, "reset_parameters")
 
     def start_over(self) -> None:
         """Forget what was learned: call `reset_parameters`, but restore frozen parameters bit for bit.
@@ -117,20 +118,22 @@ class GraphModel(nn.Module, metaclass=Checked):
         A model may propagate its inputs here, once per graph, and so save a hop at every step;
         `propagate=False` prevents this, so that a batch contains every layer's edges.
         """
-        raise NotImplementedError
+        raise lacks(self, "inputs")
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the logits of the seeds, `(num_seeds, out_channels)`."""
-        raise NotImplementedError
+        raise lacks(self, "logits")
 
     def grow(self, out_channels: int) -> None:
         """Add output units; existing ones stay unchanged."""
-        raise NotImplementedError
+        raise lacks(self, "grow")
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return constructor arguments that make an equal model: those stored as attributes of the same names."""
-        names = (name for name in settings_of(type(self)) if hasattr(self, name))
-        return {name: getattr(self, name) for name in names}
+        """Return constructor arguments that make an equal model, stored as attributes of the same names.
+
+        A registered model, which loads by its name, has to store all of them.
+        """
+        return settings_kept(self, all_of_them=MODELS.name_of(type(self)) is not None)
 
     def forward(self, x: Batch | Tensor, edge_index: Tensor | None = None) -> Tensor:
         """Return the logits of a batch's seeds or, called like a PyG model as `model(x, edge_index)`, of all nodes."""
@@ -145,6 +148,9 @@ class GraphModel(nn.Module, metaclass=Checked):
         graph = Graph(x, adjacency, torch.zeros(x.size(0), dtype=torch.long, device=x.device), [0])
         nodes = torch.arange(x.size(0), device=x.device)
         return self.logits(neighbourhoods(self, graph).batch(nodes))
+
+
+MODELS.accept(subclasses_of=GraphModel)
 
 
 def neighbourhoods(

@@ -13,10 +13,8 @@ from evergraph.core.sparse import Features, SparseMatrix, with_ones, with_self_l
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
-from evergraph.models.base import MODELS, Form, GraphModel, unpadded
+from evergraph.models.base import MODELS, OUTPUTS, Form, GraphModel, unpadded
 from evergraph.models.weights import draw, grown_with_bias
-
-OUTPUTS = ("forward", "logits")
 
 
 @MODELS.register(name="feature-graph")

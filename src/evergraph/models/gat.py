@@ -15,8 +15,8 @@ from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
-from evergraph.models.base import MODELS, Form, GraphModel, grown, unpadded
-from evergraph.models.gcn import OUTPUTS, gcn_operator
+from evergraph.models.base import MODELS, OUTPUTS, Form, GraphModel, grown, unpadded
+from evergraph.models.gcn import gcn_operator
 from evergraph.models.weights import draw, grown_with_bias
 
 

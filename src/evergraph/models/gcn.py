@@ -26,7 +26,7 @@ from evergraph.core.tangent_products import anchored_product, pair_product
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
-from evergraph.models.base import MODELS, SAMPLED, Form, unpadded
+from evergraph.models.base import MODELS, OUTPUTS, SAMPLED, Form, unpadded
 from evergraph.models.fixed_products import fixed_rows
 from evergraph.models.gcn_powers import two_layer_powers
 from evergraph.models.weights import StackedWeights
@@ -42,7 +42,7 @@ def gcn_operator(graph: Graph) -> SparseMatrix:
 
 
 GATHERED = 32  # multiplications in a dense product that a GPU does while it reads one number for a sparse product
-OUTPUTS = ("forward", "logits", "activate")  # methods that capabilities based on the layer equations rest on
+LAYERS = (*OUTPUTS, "activate")  # methods that capabilities based on the layer equations rest on
 
 
 @MODELS.register(name="gcn")
@@ -76,7 +76,7 @@ class GCN(StackedWeights):
         """Glorot-uniform weights, zero biases."""
         self.stack([in_channels, *[self.hidden] * (self.num_layers - 1), out_channels])
 
-    @capability(rests_on=(*OUTPUTS, "setup", "grow"))
+    @capability(rests_on=(*LAYERS, "setup", "grow"))
     def widen(self, units: int) -> int:
         """Add units to every hidden layer; return the previous width.
 
@@ -121,7 +121,7 @@ class GCN(StackedWeights):
         hidden = linear(x, weight) if propagated else convolve(batch.read_layer(0), x, weight)
         return self.after_first_layer(batch, hidden)
 
-    @capability(rests_on=OUTPUTS)
+    @capability(rests_on=LAYERS)
     def after_first_layer(self, batch: Batch, hidden: Tensor) -> Tensor:
         """Return the logits of the seeds, given the first layer's output."""
         skipped = self.num_layers - batch.num_hops  # 1 if the inputs are already propagated
@@ -155,17 +155,17 @@ class GCN(StackedWeights):
         """Apply σ to the output of layer `layer` − 1, which layer `layer` reads."""
         return F.dropout(F.relu(hidden), self.dropout, self.training)
 
-    @capability(rests_on=OUTPUTS)
+    @capability(rests_on=LAYERS)
     def features(self, batch: Batch) -> Tensor:
         """Return Ã[σ(H) 1] at the seeds: the input of the last weight matrix."""
         return self.rows_of_the_last_product(batch)
 
-    @capability(rests_on=OUTPUTS)
+    @capability(rests_on=LAYERS)
     def output_weight(self) -> Tensor:
         """The last weight matrix."""
         return self.weights[-1]
 
-    @capability(rests_on=OUTPUTS)
+    @capability(rests_on=LAYERS)
     def attention(self, batch: Batch) -> list[Tensor]:
         """Return e_vu = (z_u)ᵀ tanh(z_v), z = XW, of each layer's edges u → v (as TWP defines it for GCN)."""
         hidden: Features = batch.x
@@ -180,12 +180,12 @@ class GCN(StackedWeights):
             hidden = operator @ z
         return scores
 
-    @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
+    @capability(rests_on=(*LAYERS, "operator", "inputs"))
     def self_edges(self) -> bool:
         """A self-loop acts like a neighbour with the same features and neighbours."""
         return True
 
-    @capability(rests_on=OUTPUTS)
+    @capability(rests_on=LAYERS)
     def first_layer(self, batch: Batch) -> list[Features]:
         """Return the left factors of the first weight matrix in the first layer: Ã and [X 1], or Ã[X 1].
 
@@ -193,7 +193,7 @@ class GCN(StackedWeights):
         """
         return [batch.x] if self.num_layers > batch.num_hops else [batch.layer(0), batch.x]
 
-    @capability(rests_on=OUTPUTS)
+    @capability(rests_on=LAYERS)
     def last_layer(self, batch: Batch) -> SparseMatrix | None:
         """Return P if the outputs are P [σ(H) 1] W for the first layer's output H and the last weight W; else None."""
         return batch.layer(batch.num_hops - 1) if self.num_layers == 2 and not self.dropout else None
@@ -203,7 +203,7 @@ class GCN(StackedWeights):
         """Inputs are used only in the product X W₁."""
         return True
 
-    @capability(rests_on=OUTPUTS)
+    @capability(rests_on=LAYERS)
     def joint_forward(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """Return the logits and their tangent along `direction`; each sparse product serves both."""
         hidden, moved = self._first_layer(batch, direction)
@@ -237,7 +237,7 @@ class GCN(StackedWeights):
                 hidden, moved = pair_product(operator, hidden, moved)
         return hidden, moved
 
-    @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
+    @capability(rests_on=(*LAYERS, "operator", "inputs"))
     def example_powers(self, batch: Batch, cotangents: Callable[[Batch, Tensor], Tensor], power: int) -> Params | None:
         """Return Σ over seeds and cotangents of |∂(z_v·c)/∂W|^power if the layer equations are simple; else None."""
         exact = batch.source is not None and batch.source.fan_out is None and batch.members is None
@@ -245,7 +245,7 @@ class GCN(StackedWeights):
             return None
         return two_layer_powers(self, batch, cotangents, power)
 
-    @capability(rests_on=(*OUTPUTS, "joint_forward", "operator", "inputs"))
+    @capability(rests_on=(*LAYERS, "joint_forward", "operator", "inputs"))
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
         """Steps can be captured on one batch or rows of it, and on padded batches with one hop of dense inputs."""
         if form != "padded":
@@ -256,17 +256,17 @@ class GCN(StackedWeights):
             return No("a padded batch has a row for each edge, and dropout is by node")
         return batcher.fan_out is None or SAMPLED
 
-    @capability(rests_on=(*OUTPUTS, "joint_forward", "operator", "inputs"))
+    @capability(rests_on=(*LAYERS, "joint_forward", "operator", "inputs"))
     def steps_can_be_stacked(self) -> Answer:
         """Steps consist of products with weights, which can be stacked; without dropout no random numbers are drawn."""
         return not self.dropout or No("dropout draws other numbers for several at once than for each alone")
 
-    @capability(rests_on=(*OUTPUTS, "joint_forward", "after_first_layer"))
+    @capability(rests_on=(*LAYERS, "joint_forward", "after_first_layer"))
     def leaves_out_rows(self) -> bool:
         """Passes skip nodes that the chosen examples do not read (`Batch.needed`)."""
         return True
 
-    @capability(rests_on=OUTPUTS)
+    @capability(rests_on=LAYERS)
     def standing_product(self, batch: Batch, direction: Direction) -> Tensor | None:
         """Return the first layer with the direction's sum of anchors as weights; None if it has none."""
         parts = capable(direction, "parts") if fast("anchors") else None

@@ -11,8 +11,7 @@ from evergraph.core.settings import BelowOne, Depth, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, sparse_product, with_ones, with_self_loops
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
-from evergraph.models.base import MODELS, Form, unpadded
-from evergraph.models.gcn import OUTPUTS
+from evergraph.models.base import MODELS, OUTPUTS, Form, unpadded
 from evergraph.models.weights import StackedWeights
 
 

@@ -10,10 +10,10 @@ from evergraph.core.capabilities import Answer, capability
 from evergraph.core.settings import BelowOne, Depth, PositiveInt
 from evergraph.data.batching import Neighbourhoods
 from evergraph.models.base import MODELS, Form, GraphModel, unpadded
-from evergraph.models.gcn import GCN, OUTPUTS
+from evergraph.models.gcn import GCN, LAYERS
 from evergraph.models.sage import GraphSAGE
 
-NORMALIZED_OUTPUTS = (*OUTPUTS, "operator", "inputs")
+NORMALIZED_OUTPUTS = (*LAYERS, "operator", "inputs")
 
 
 class _Normalized(GraphModel):

@@ -11,8 +11,8 @@ from evergraph.core.settings import BelowOne, NonNegativeInt, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, sparse_product, with_ones
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
-from evergraph.models.base import MODELS, Form, unpadded
-from evergraph.models.gcn import OUTPUTS, gcn_operator
+from evergraph.models.base import MODELS, OUTPUTS, Form, unpadded
+from evergraph.models.gcn import gcn_operator
 from evergraph.models.weights import StackedWeights
 
 DENSE_FROM = 0.25  # share of non-zero entries above which propagated features are stored as a dense matrix

@@ -13,7 +13,7 @@ from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.models.base import MODELS, Form, unpadded
-from evergraph.models.gcn import GCN, OUTPUTS
+from evergraph.models.gcn import GCN, LAYERS
 
 
 def mean_operator(graph: Graph) -> SparseMatrix:
@@ -68,7 +68,7 @@ class GraphSAGE(GCN):
         """What `operator` and `inputs` depend on besides the graph."""
         return f"sage {self.num_layers}"
 
-    @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
+    @capability(rests_on=(*LAYERS, "operator", "inputs"))
     def self_edges(self) -> bool:
         """A self-loop acts like a neighbour with the same features and neighbours."""
         return True
@@ -78,17 +78,17 @@ class GraphSAGE(GCN):
         """The mean over neighbours has weights of its own, which multiply zeros at a node without any."""
         return True
 
-    @capability(rests_on=OUTPUTS)
+    @capability(rests_on=LAYERS)
     def features(self, batch: Batch) -> Tensor:
         """Return [σ(h_v), mean of σ(h) over v's neighbours, 1] at the seeds: the input of the last weight matrix."""
         return GCN.features(self, batch)
 
-    @capability(rests_on=OUTPUTS)
+    @capability(rests_on=LAYERS)
     def output_weight(self) -> Tensor:
         """The last weight matrix."""
         return self.weights[-1]
 
-    @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
+    @capability(rests_on=(*LAYERS, "operator", "inputs"))
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
         """Steps can be captured on one batch or rows of it."""
         return unpadded(batcher, form, by_weights=True)

@@ -8,18 +8,19 @@ folder take turns, so that none removes the tensors of another.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from contextlib import suppress
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from evergraph.errors import EvergraphError, first_line
+from evergraph.errors import EvergraphError, first_line, shown
 from evergraph.persistence.files import file_hash, in_turn, make_folder, remove_file, remove_scratch
 from evergraph.persistence.reading import MissingFileError, exists, read_json, regular_file, unaltered, write_record
 
@@ -30,7 +31,7 @@ TENSORS = "tensors-*.safetensors"
 
 
 def save_tree(folder: str | Path, tree: dict[str, Any]) -> None:
-    """Save a tree of dictionaries, lists, plain values and tensors. The previous one stays until this is complete."""
+    """Save a tree of containers, plain values and tensors. The previous one stays until this is complete."""
     folder = Path(folder)
     tensors: dict[str, Tensor] = {}
     skeleton = _flatten(tree, "", tensors)
@@ -157,23 +158,31 @@ def _sweep(folder: Path) -> None:
 
 
 def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Replace the tensors of a tree by their names, and collect them; non-string keys keep their type."""
-    if isinstance(value, Tensor):
+    """Replace the tensors of a tree by their names, and collect them; everything keeps its type, keys too."""
+    if isinstance(value, Tensor) and value.layout == torch.strided:
         while path in tensors:  # {"a/b": …} beside {"a": {"b": …}}
             path += "'"
         tensors[path] = value.detach().cpu().contiguous().clone()
         return {"$tensor": path}
-    if isinstance(value, dict):
-        items = [[key, _flatten(item, f"{path}/{key}", tensors)] for key, item in value.items()]
-        return {"$items": items}
-    if isinstance(value, (list, tuple)):
-        return [_flatten(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": repr(value)}
+    if type(value) is dict:
+        for key in value:
+            if not isinstance(key, (str, int, float, type(None))) or key in (inf, -inf) or key != key:
+                raise _cannot_save(path, f"with a key {shown(key)} of type {type(key).__name__}")
+        return {"$items": [[key, _flatten(item, f"{path}/{key}", tensors)] for key, item in value.items()]}
+    if type(value) in (list, tuple):
+        items = [_flatten(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
+        return items if type(value) is list else {"$tuple": items}
+    if isinstance(value, float) and not isfinite(value):
+        return {"$float": repr(float(value))}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise EvergraphError(
-        f"cannot save {path or 'the top'}, of type {type(value).__name__}; state is tensors and plain values"
+    raise _cannot_save(path, f"{'sparse, ' * isinstance(value, Tensor)}of type {type(value).__name__}")
+
+
+def _cannot_save(path: str, what: str) -> EvergraphError:
+    return EvergraphError(
+        f"cannot save {path or 'the top'}, {what}; state is dense tensors and plain values, in lists, tuples and "
+        "dictionaries with plain keys"
     )
 
 
@@ -185,5 +194,7 @@ def _unflatten(value: Any, tensors: dict[str, Tensor]) -> Any:
             return tensors[value["$tensor"]]
         if "$float" in value:
             return float(value["$float"])
+        if "$tuple" in value:
+            return tuple(_unflatten(item, tensors) for item in value["$tuple"])
         return {key: _unflatten(item, tensors) for key, item in value["$items"]}
     return value

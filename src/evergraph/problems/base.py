@@ -12,7 +12,7 @@ from evergraph import registry
 from evergraph.data.arrays import ClassName
 from evergraph.data.batching import Neighbourhoods
 from evergraph.data.graph import Graph
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, lacks
 from evergraph.models.base import GraphModel, neighbourhoods
 from evergraph.models.readout import Paired, Pooled
 
@@ -75,7 +75,7 @@ class Problem:
 
     def targets(self, graph: Graph, classes: Sequence[ClassName]) -> Tensor:
         """Target of every example of a graph, for a learner that knows the given classes; -1 if it has none."""
-        raise NotImplementedError
+        raise lacks(self, "targets")
 
     def within(self, units: Tensor | Sequence[int]) -> Problem:
         """The same problem, with outputs that compete among these units only."""
@@ -97,15 +97,15 @@ class Problem:
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """−log p(y | z) of each example."""
-        raise NotImplementedError
+        raise lacks(self, "loss")
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """s = ∂ log p(y | z) / ∂z of each example."""
-        raise NotImplementedError
+        raise lacks(self, "score")
 
     def fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
         """H u of each example, in expectation over all targets."""
-        raise NotImplementedError
+        raise lacks(self, "fisher_product")
 
     def mean_fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
         """H̄ u of each example, H̄ = ∫₀¹ H(z − s u) ds: the mean of H over the segment from z − u to z.
@@ -121,11 +121,11 @@ class Problem:
 
     def fisher_factors(self, outputs: Tensor) -> Tensor:
         """Vectors whose outer products add up to H: `(examples, vectors, units)`."""
-        raise NotImplementedError
+        raise lacks(self, "fisher_factors")
 
     def sample(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A target drawn from p(y | z) for each example."""
-        raise NotImplementedError
+        raise lacks(self, "sample")
 
     def sampled_score(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The score at a target drawn from p(y | z), of each example."""
@@ -133,11 +133,11 @@ class Problem:
 
     def most_probable(self, outputs: Tensor) -> Tensor:
         """The most probable target of each example."""
-        raise NotImplementedError
+        raise lacks(self, "most_probable")
 
     def divergence(self, outputs: Tensor, reference: Tensor, temperature: float = 1.0) -> Tensor:
         """KL(p(· | reference / T) ‖ p(· | outputs / T)) of each example."""
-        raise NotImplementedError
+        raise lacks(self, "divergence")
 
     def in_scope(self, outputs: Tensor) -> Tensor:
         """The outputs that take part in the distribution, with zeros at all others."""
@@ -151,8 +151,11 @@ class Problem:
 
     def probabilities(self, outputs: Tensor, units: Sequence[int]) -> Tensor:
         """Probabilities over the given units, one row per example."""
-        raise NotImplementedError
+        raise lacks(self, "probabilities")
 
     def read(self, outputs: Tensor, units: Sequence[int], names: Sequence[ClassName]) -> tuple[list[Any], Tensor]:
         """Predicted target of each example, in terms of the user's names, and how probable it is."""
-        raise NotImplementedError
+        raise lacks(self, "read")
+
+
+PROBLEMS.accept(subclasses_of=Problem)

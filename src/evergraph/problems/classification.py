@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from evergraph.core import fused_softmax
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import capability, capable
 from evergraph.core.fused_softmax import fused_softmax_suits
 from evergraph.core.randomness import own_numbers, uniform
 from evergraph.core.row_pieces import fused_kernels
@@ -120,12 +120,16 @@ class Classification(Problem):
 
     def sampled_score(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """onehot(y) − p at a class drawn from p."""
-        if not fused_softmax_suits(outputs):
-            return super().sampled_score(outputs, generator)
+        fused = capable(self, "fused_draw") if fused_softmax_suits(outputs) else None
+        return super().sampled_score(outputs, generator) if fused is None else fused(outputs, generator)
+
+    @capability(rests_on=("sample", "score"))
+    def fused_draw(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """`sampled_score` by one fused kernel."""
         threshold = uniform((outputs.size(0), 1), outputs.device, generator, outputs.dtype, like=outputs)
         return fused_softmax.sampled_score(outputs, threshold, self._mask_of(outputs))
 
-    @capability(rests_on=("sampled_score",))
+    @capability(rests_on=("sampled_score", "sample", "score"))
     def draws_scores_for_several(self, device: torch.device) -> bool:
         """Whether `sampled_score`, as a fused kernel, works under `vmap` with each member's own random numbers."""
         return fused_kernels(device)

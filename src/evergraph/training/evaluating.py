@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -46,6 +47,12 @@ def evaluate(
     if part == "test" and not isinstance(tasks, TaskStream):
         _tell_of_trained(learner, tasks)
     values, names = _measured(learner, tasks, METRICS[name], test_graph, part, after)
+    for task, value in enumerate(values):
+        if not math.isfinite(value):  # outputs were found to be finite before
+            raise EvergraphError(
+                f"metric {name!r} is {value} on task {task}; let it return a number where it is undefined, or choose "
+                "another with --metric"
+            )
     # values measured right after learning are of this kind only; tasks learned in pieces were not measured then
     comparable = name == learner.problem.metric and part == "test" and after is None
     if isinstance(tasks, TaskStream):

@@ -17,6 +17,7 @@ from evergraph.core.finite import nan_unless_finite
 from evergraph.core.params import Direction, named_numbers
 from evergraph.core.pulled import pull_back, pulled_along
 from evergraph.core.recording import noted_layers
+from evergraph.core.settings import NonNegativeInt, check_setting
 from evergraph.core.shortcuts import full_precision, tensor_cores
 from evergraph.curvature import forward, in_mode
 from evergraph.data.batching import Batch
@@ -24,6 +25,7 @@ from evergraph.errors import DivergedError, EvergraphError, first_line, tell
 from evergraph.methods.base import Context, Method, Replay, Step
 from evergraph.methods.state import copied
 from evergraph.models.base import MEASURED_AT_ONCE, GraphModel
+from evergraph.problems.base import Problem
 from evergraph.training.adam import WideAdam, pulled_while_moving, wide_adam_suits
 from evergraph.training.compiled_adam import CompiledAdam, compiled_adam_suits
 from evergraph.training.executors import EXECUTORS, Executor, executor_for
@@ -94,7 +96,8 @@ def train(
 
     Concurrent jobs that differ only in their numbers are stacked and trained together.
     """
-    epochs = method.epochs(context, settings.epochs)
+    planned = method.epochs(context, settings.epochs)
+    epochs = check_setting(method.title, "epochs", planned, NonNegativeInt)
     if not epochs:
         return progress
     if settings.patience and not context.task.val.numel():
@@ -267,7 +270,7 @@ def objective(
     """Return the value that a step minimizes, the loss of each example, and the step itself, with its tangents."""
     with noted_layers(method.reads_layers) as layers:
         logits, tangents = forward(context.model, batch, method.directions(context))
-    per_example = context.problem.loss(method.loss_outputs(context, logits), batch.y)
+    per_example = _losses(context.problem, method.loss_outputs(context, logits), batch.y)
     if weigh is not None:
         per_example = weigh(batch.y).to(per_example.dtype) * per_example
     step = Step(context, batch, logits, context.reduced(per_example), tangents, layers)
@@ -306,6 +309,19 @@ def train_step(
     return nan_unless_finite(value, step.loss.detach() if summed else per_example.detach().sum())
 
 
+def _losses(problem: Problem, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each example, which a problem must not have reduced."""
+    if not outputs.is_floating_point():
+        raise EvergraphError(f"the model's outputs are whole numbers ({outputs.dtype}); they must be floating-point")
+    per_example = problem.loss(outputs, targets)
+    if per_example.shape != outputs.shape[:1]:
+        raise EvergraphError(
+            f"the loss of {problem.name} has shape {tuple(per_example.shape)} for {outputs.size(0)} examples; there "
+            "must be one number for each"
+        )
+    return per_example
+
+
 def _replayed(context: Context, method: Method, replay: Replay) -> Tensor:
     """The term that replayed examples add to the objective."""
     with in_mode(context.model, replay.training):
@@ -313,7 +329,12 @@ def _replayed(context: Context, method: Method, replay: Replay) -> Tensor:
     term = outputs.new_zeros(())
     if replay.weights is not None:
         problem = replay.problem or context.problem
-        per_example = problem.loss(method.loss_outputs(context, outputs), replay.batch.y)
+        per_example = _losses(problem, method.loss_outputs(context, outputs), replay.batch.y)
+        if replay.weights.dim() > 1 or replay.weights.numel() not in (1, per_example.numel()):
+            raise EvergraphError(
+                f"{method.title}: replay gives weights of shape {tuple(replay.weights.shape)} for "
+                f"{per_example.numel()} examples; there must be one for each"
+            )
         term = term + (replay.weights * per_example).sum()
     if replay.cotangent is not None:
         term = pulled_along(term, outputs, replay.cotangent(outputs.detach(), tangents))
@@ -349,7 +370,7 @@ def _early_stop(member: Member, row: dict[str, float], optimizer_state: Callable
     total, seeds = 0.0, context.task.val.to(context.device)
     with torch.no_grad():
         for batch in context.batcher.exact().batches(seeds, MEASURED_AT_ONCE):
-            total += float(context.problem.loss(context.model(batch), batch.y).sum())
+            total += float(_losses(context.problem, context.model(batch), batch.y).sum())
     row["validation_loss"] = total / seeds.numel()
     if row["validation_loss"] < progress.best_loss:
         progress.best_loss, progress.waited = row["validation_loss"], 0

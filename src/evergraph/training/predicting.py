@@ -178,7 +178,7 @@ def outputs(learner: Learner, graph: Graph, nodes: Tensor) -> Tensor:
 
 
 def tested(learner: Learner, task: Task) -> float | None:
-    """Return the metric on a task's test examples, among all known classes; None if it has no test examples.
+    """Return the metric on a task's test examples, among all known classes; None if it has none or is undefined.
 
     Of a graph in parts, each process tests its own nodes.
     """
@@ -188,4 +188,5 @@ def tested(learner: Learner, task: Task) -> float | None:
         return None
     truth = learner.problem.targets(task.graph, learner.classes_)[task.test]
     metric = METRICS[learner.problem.metric]
-    return metric(learner.outputs(task.graph, task.test), truth, range(len(learner.classes_)))
+    value = metric(learner.outputs(task.graph, task.test), truth, range(len(learner.classes_)))
+    return value if math.isfinite(value) else None

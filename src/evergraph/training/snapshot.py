@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from evergraph.core.capabilities import capable
 from evergraph.errors import EvergraphError, first_line
 from evergraph.methods import METHODS, Compose, Method, make_method
+from evergraph.methods.state import with_tensors
 from evergraph.models import MODELS, GraphModel, as_model, make_model
 from evergraph.training.loop import Progress
 from evergraph.training.settings import Training
@@ -109,7 +110,10 @@ def method_title(described: dict[str, Any]) -> str:
 
 def _make_model(saved: dict[str, Any]) -> GraphModel:
     if saved["name"] not in MODELS:
-        raise EvergraphError(f"its model {saved['name']} is not evergraph's own; pass Learner.load(path, model=…)")
+        raise EvergraphError(
+            f"its model {saved['name']} is not evergraph's own; load the file that registers it with --plugin FILE.py, "
+            "or pass Learner.load(path, model=…)"
+        )
     return make_model(saved["name"], **saved["hyperparameters"])
 
 
@@ -118,7 +122,8 @@ def _make_method(saved: dict[str, Any]) -> Method:
         return Compose(*(_make_method(part) for part in saved["compose"]))
     if saved["name"] not in METHODS:
         raise EvergraphError(
-            f"its method {saved['name']!r} is unknown; register it or pass Learner.load(path, method=…)"
+            f"its method {saved['name']!r} is unknown; load the file that registers it with --plugin FILE.py, or pass "
+            "Learner.load(path, method=…)"
         )
     return make_method(saved["name"], saved["hyperparameters"])
 
@@ -155,10 +160,4 @@ def _fill(model: GraphModel, saved: dict[str, Any]) -> None:
 
 def _to_device(tree: Any, device: torch.device) -> Any:
     """Move the tensors of a tree to a device."""
-    if isinstance(tree, Tensor):
-        return tree.to(device)
-    if isinstance(tree, dict):
-        return {key: _to_device(value, device) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_to_device(value, device) for value in tree]
-    return tree
+    return with_tensors(tree, lambda tensor: tensor.to(device))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evergraph import registry
-from evergraph.core.settings import check_arguments, parse_setting
+from evergraph.core.settings import Checked, check_arguments, parse_setting
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, unknown
 
@@ -27,7 +27,7 @@ DATASETS: registry.Registry[Dataset] = registry.datasets
 
 
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(metaclass=Checked):
     """A named graph.
 
     Args:
@@ -85,3 +85,6 @@ class Dataset:
             settings[key] = parse_setting(source, key, value, owner=self.name)
         given = check_arguments(source, self.name, [] if self.settings_like else [None], settings)
         return {key: given.arguments[key] for key in settings}
+
+
+DATASETS.accept(instances_of=Dataset)

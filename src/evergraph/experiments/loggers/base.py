@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,14 @@ class Logger:
         """Called last, whatever happened; `ok` says whether the run finished."""
 
 
+LOGGERS.accept(subclasses_of=Logger)
+
+
 class Logging:
-    """Forwards to several loggers. A logger that breaks in mid-run is dropped with a warning; the run continues."""
+    """Forwards to several loggers, to each a copy of its own.
+
+    A logger that breaks in mid-run is dropped with a warning; the run continues.
+    """
 
     def __init__(self, loggers: Sequence[Logger]) -> None:
         self.loggers = list(loggers)
@@ -51,7 +58,7 @@ class Logging:
         """Start all loggers; an error here is raised, since nothing has been trained yet."""
         for logger in self.loggers:
             try:
-                logger.start(folder, settings)
+                logger.start(folder, deepcopy(settings))
             except EvergraphError:
                 raise
             except Exception as error:
@@ -60,18 +67,18 @@ class Logging:
     def epoch(self, seed: int, task: int, step: int, row: dict[str, float]) -> None:
         """Forward a row of the per-epoch log."""
         values = {key: value for key, value in row.items() if key != "epoch"}
-        self._each(lambda logger: logger.epoch(seed, task, step, values))
+        self._each(lambda logger: logger.epoch(seed, task, step, dict(values)))
 
     def task(self, seed: int, matrix: Sequence[Sequence[float | None]], *, higher_is_better: bool) -> None:
         """Forward the accuracy matrix so far; its last row is that of the finished task. Negative AF is forgetting."""
         learned = as_array([row[: len(matrix)] for row in matrix])
         values = {key: SUMMARIES[key].of(learned, higher_is_better=higher_is_better) for key in ("ap", "af")}
         values |= {f"accuracy/task-{i + 1}": value for i, value in enumerate(learned[-1].tolist())}
-        self._each(lambda logger: logger.task(seed, len(matrix) - 1, values))
+        self._each(lambda logger: logger.task(seed, len(matrix) - 1, dict(values)))
 
     def finish(self, result: dict[str, Any]) -> None:
         """Forward the run's result."""
-        self._each(lambda logger: logger.finish(result))
+        self._each(lambda logger: logger.finish(deepcopy(result)))
 
     def _each(self, call: Callable[[Logger], None]) -> None:
         for logger in list(self.loggers):

@@ -66,7 +66,7 @@ class SelectionRule(metaclass=Checked):
     """Chooses among trials by accuracies on validation nodes. It must not read `result["matrices"]`, on test nodes."""
 
     name: ClassVar[str]
-    about: ClassVar[str]
+    about: ClassVar[str] = ""
     """What the rule looks at, in one line."""
     climbs: ClassVar[bool] = False
     """Whether the highest score wins, so that proposals can follow the scores."""
@@ -112,6 +112,9 @@ class SelectionRule(metaclass=Checked):
                 proposer.tell(number, None if trial.result is None else self.score(trial.result))
             trials += new
         return Selection(self.choose(search.space, trials), trials, self.note)
+
+
+SELECTION_RULES.accept(subclasses_of=SelectionRule)
 
 
 def finished(trials: Sequence[Trial]) -> list[Trial]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evergraph.core.settings import parse_text, settings_of
-from evergraph.errors import EvergraphError, unknown
+from evergraph.errors import EvergraphError, shown, unknown
 from evergraph.experiments.specification import RunSpec
 from evergraph.methods import METHODS, make_method, parts_of, preferred_model
 from evergraph.models import MODELS
@@ -123,8 +123,11 @@ class Space:
             if _is_given(key, spec.method, given):
                 raise EvergraphError(f"{key} is both set and searched; give it a value or a range, not both")
         declared = {key: method.search_space[key] for key in cls.open_settings(spec, fixed)}
-        dimensions: dict[str, Dimension] = {key: _declared(values) for key, values in declared.items()}
         homes = {key: _home(spec, key) for key in [*declared, *changes]}
+        dimensions: dict[str, Dimension] = {
+            key: _declared(f"{spec.method}: search_space[{key!r}]", values, homes[key][1])
+            for key, values in declared.items()
+        }
         dimensions |= {key: parse_dimension(key, text, homes[key][1]) for key, text in changes.items()}
         if not dimensions:
             raise EvergraphError(f"{spec.method}: nothing is left to search; name a setting with --space")
@@ -211,19 +214,29 @@ def parse_dimension(key: str, text: str, default: Any = 0.0) -> Dimension:
         raise EvergraphError(f"--space {key}={text!r}: {low!r} to {high!r} is not a range of numbers") from None
     if scale not in ([], ["log"]):
         raise EvergraphError(f"--space {key}={text!r} is not LOW:HIGH, LOW:HIGH:log or a,b,c")
-    log, integer = bool(scale), isinstance(default, int) and not isinstance(default, bool)
+    log = bool(scale)
     if not bounds[0] < bounds[1] or not all(map(math.isfinite, bounds)) or (log and bounds[0] <= 0):
         raise EvergraphError(
             f"--space {key}={text!r}: the low end must be below the high end{' and above 0' if log else ''}"
         )
-    return Range(*bounds, log=log, integer=integer)
+    return Range(*bounds, log=log, integer=_is_whole(default))
 
 
-def _declared(values: tuple[float, float] | list[Any]) -> Dimension:
+def _declared(owner: str, values: Any, default: Any) -> Dimension:
     """Convert a method's declaration: a pair is a range (log-uniform; uniform from 0), a list holds choices."""
-    if isinstance(values, tuple):
-        return Range(*values, log=values[0] > 0)
-    return Choices(tuple(values))
+    if isinstance(values, list) and values:
+        return Choices(tuple(values))
+    numbers = isinstance(values, tuple) and all(isinstance(end, (int, float)) for end in values)
+    if not numbers or len(values) != 2 or not -math.inf < values[0] < values[1] < math.inf:
+        raise EvergraphError(
+            f"{owner} is {shown(values)}; it must be a pair of numbers, the lower one first, or a list of choices"
+        )
+    return Range(values[0], values[1], log=values[0] > 0, integer=_is_whole(default))
+
+
+def _is_whole(default: Any) -> bool:
+    """Whether a setting with this default takes whole numbers."""
+    return isinstance(default, int) and not isinstance(default, bool)
 
 
 def _is_given(key: str, method: str, given: set[str]) -> bool:

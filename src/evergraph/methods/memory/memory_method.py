@@ -16,6 +16,7 @@ from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import SparseMatrix, take_rows
 from evergraph.data.batching import Batch
 from evergraph.data.tasks import Task
+from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import Context, Method, search_over
 from evergraph.methods.memory.budget import Budget
@@ -111,7 +112,11 @@ class MemoryMethod(Method):
         ranked: list[Tensor] = []
         for unit in units.unique().tolist():
             nodes = context.task.train[units == unit]
-            ranked.append(self.rank(context, nodes, min(self.most_examples(context), nodes.numel())))
+            chosen = self.rank(context, nodes, min(self.most_examples(context), nodes.numel()))
+            listed = isinstance(chosen, Tensor) and chosen.dim() == 1 and chosen.dtype == nodes.dtype
+            if not listed or not bool(torch.isin(chosen, nodes).all()):
+                raise EvergraphError(f"{self.name}: rank must return a tensor of some of the nodes it is given")
+            ranked.append(chosen)
         return self.store(context, in_turns(ranked))
 
     def collect_by_chance(self, context: Context) -> Piece:
