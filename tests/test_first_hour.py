@@ -317,7 +317,10 @@ BAD_CALLS = {
     "save(3)": (lambda made: made.save(3), "save: path=3 must be text or of type Path"),
     "why(graph)": (lambda made: made.why(month(0, 2)), "why: missing a required argument: 'node'"),
     "learn(on_epoch=5)": (lambda made: made.learn(month(0, 2), 5), "on_epoch=5 must be none or a function or a class"),
-    "Learner(dtype=torch.int32)": (lambda made: eg.Learner(dtype=torch.int32), "dtype=torch.int32 must be one of real"),
+    "Learner(dtype=torch.int32)": (
+        lambda made: eg.Learner(dtype=torch.int32),
+        "dtype=torch.int32 must be torch.float32 or",
+    ),
     "stream['a']": (lambda made: STREAM["a"], "task 'a' of a stream of 3; tasks are numbered from 0"),
     "leak_score(graph)": (lambda made: eg.leak_score(STREAM.graph), "leak_score: stream=.* must be of type TaskStream"),
     "average_forgetting('x')": (lambda made: eg.average_forgetting("x"), "rows of numbers, not 'x'"),

@@ -41,10 +41,10 @@ class Summary(metaclass=Checked):
         """Compute the number for a matrix of any metric.
 
         For an error, lower is better: AP is the mean error itself, and AF is still negative if the learner has
-        forgotten, that is, if the error has grown.
+        forgotten, that is, if the error has grown. Only a matrix in which a test is missing may have no number (NaN).
         """
         value = as_number(f"summary {self.name!r}", self.function(matrix if higher_is_better else -as_array(matrix)))
-        if not math.isfinite(value):
+        if not math.isfinite(value) and not np.isnan(np.tril(as_array(matrix))).any():
             raise EvergraphError(f"summary {self.name!r} is {value}, not a finite number; let it return one")
         return value if higher_is_better or self.is_gain else -value
 
