@@ -256,6 +256,15 @@ def test_two_saves_into_one_folder_take_turns(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_state_dict_and_a_size_are_saved_as_what_they_hold(tmp_path):
+    layer = torch.nn.Linear(2, 3)
+    save_tree(tmp_path, {"teacher": layer.state_dict(), "shape": layer.weight.shape})
+    found = load_tree(tmp_path)
+    assert list(found["teacher"]) == ["weight", "bias"]
+    assert torch.equal(found["teacher"]["weight"], layer.weight)
+    assert found["shape"] == (3, 2)
+
+
 def test_two_writers_are_kept_apart(tmp_path):
     with (
         only_writer(tmp_path),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import OrderedDict
 from contextlib import suppress
 from math import inf, isfinite
 from pathlib import Path
@@ -158,18 +159,22 @@ def _sweep(folder: Path) -> None:
 
 
 def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Replace the tensors of a tree by their names, and collect them; everything keeps its type, keys too."""
+    """Replace the tensors of a tree by their names, and collect them; everything keeps its type, keys too.
+
+    An ordered dictionary (a module's `state_dict`) is loaded as a dictionary, which is ordered too, and a tensor's size
+    as the tuple that it is.
+    """
     if isinstance(value, Tensor) and value.layout == torch.strided:
         while path in tensors:  # {"a/b": …} beside {"a": {"b": …}}
             path += "'"
         tensors[path] = value.detach().cpu().contiguous().clone()
         return {"$tensor": path}
-    if type(value) is dict:
+    if type(value) in (dict, OrderedDict):
         for key in value:
             if not isinstance(key, (str, int, float, type(None))) or key in (inf, -inf) or key != key:
                 raise _cannot_save(path, f"with a key {shown(key)} of type {type(key).__name__}")
         return {"$items": [[key, _flatten(item, f"{path}/{key}", tensors)] for key, item in value.items()]}
-    if type(value) in (list, tuple):
+    if type(value) in (list, tuple, torch.Size):
         items = [_flatten(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
         return items if type(value) is list else {"$tuple": items}
     if isinstance(value, float) and not isfinite(value):
