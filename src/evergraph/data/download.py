@@ -19,7 +19,7 @@ from evergraph.persistence.files import file_hash, in_turn, write_atomically
 from evergraph.persistence.reading import DAMAGE, MissingFileError, read_text
 
 LISTING = "SHA256SUMS"
-TIMEOUT = 60.0  # seconds without a response, from a server or a process that writes to the same data root
+TIMEOUT = 60.0  # seconds without a response
 
 
 class Published(NamedTuple):

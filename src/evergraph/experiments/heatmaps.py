@@ -14,7 +14,7 @@ from evergraph.evaluation import SUMMARIES, decimal_places
 from evergraph.experiments.canvas import COLOURS, fitting, panels, save, stream_names
 from evergraph.experiments.comparison import stream_titles
 from evergraph.experiments.labels import labels
-from evergraph.experiments.matrices import mean_matrix, value_limits
+from evergraph.experiments.matrices import by_metric, mean_matrix, value_limits
 from evergraph.experiments.metric_titles import describe_metric
 
 if TYPE_CHECKING:
@@ -78,11 +78,8 @@ class _Scale:
 
 def _scales(runs: Sequence[dict[str, Any]]) -> dict[str, _Scale]:
     """The scale of each metric in the results, by its name."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        groups.setdefault(describe_metric(run)["name"], []).append(run)
     scales = {}
-    for name, members in groups.items():
+    for name, members in by_metric(runs).items():
         metric = describe_metric(members[0])
         values = [value for run in members for value in mean_matrix(run).ravel()]
         in_cell = decimal_places(values, metric["unit"], percent=0, significant=2)

@@ -13,6 +13,14 @@ from evergraph.experiments.metric_titles import describe_metric
 PERCENT = (0.0, 100.0)
 
 
+def by_metric(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The results of each metric, by its name."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault(describe_metric(run)["name"], []).append(run)
+    return groups
+
+
 def value_limits(runs: Sequence[dict[str, Any]]) -> tuple[float, float]:
     """Limits of the scale that several results share: 0 to 100 for percentages, else the range of the values."""
     if all(describe_metric(run)["unit"] == "%" for run in runs):

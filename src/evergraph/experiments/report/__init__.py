@@ -20,7 +20,7 @@ from evergraph.errors import EvergraphError
 from evergraph.evaluation import mean_std
 from evergraph.experiments.comparison import settings_apart
 from evergraph.experiments.labels import flat
-from evergraph.experiments.matrices import value_limits
+from evergraph.experiments.matrices import by_metric, value_limits
 from evergraph.experiments.method_table import heading, method_table
 from evergraph.experiments.metric_titles import common_metric, with_direction
 from evergraph.experiments.plots import FIGURES, draw
@@ -100,10 +100,7 @@ def payload(runs: list[dict[str, Any]], unfinished: Sequence[Path] = ()) -> dict
     if "model.name" in unlike:
         own_ones |= {key for key in unlike if key.startswith("model.")}
     unlike = [key for key in unlike if key not in own_ones or all(key in own for own in settings)]
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        groups.setdefault(run["metric"]["name"], []).append(run)
-    scales = {name: value_limits(members) for name, members in groups.items()}
+    scales = {name: value_limits(members) for name, members in by_metric(runs).items()}
     return {
         "title": " and ".join(dict.fromkeys(run["stream"] for run in runs)),
         "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from evergraph.core import large
 from evergraph.core.dense_algebra import product, symmetric_sum
+from evergraph.core.symmetric import runs_of
 
 
 class Factor(NamedTuple):
@@ -28,6 +29,11 @@ class Factor(NamedTuple):
     def cross(self) -> Tensor:
         """Return B in float64, likewise."""
         return product(self.rows.T, self.targets).double()
+
+    def scores(self, head: Tensor, features: Tensor) -> Tensor:
+        """Return the scores of the rows by a head that reads only the given features, in the type of the rows."""
+        read = head.to(self.rows.dtype)
+        return torch.stack([product(self.rows[:, run.at], read[run.at]) for run in runs_of(features.cpu())]).sum(0)
 
     def replaced(self, other: Factor, before: Factor, whole: Factor) -> Factor:
         """Return `before` followed by `other`, written over this factor, the end of `whole`, if the shapes agree."""

@@ -94,10 +94,8 @@ class FactoredSums:
         """
         blocks = self.blocks(wanted.rows)
         if self._is_narrow(wanted) or not self._products.keys() >= set(blocks):
-            rows, runs = self.factors[of].rows[-last:], runs_of(self._read(wanted))
-            for head in self.solve(wanted, error):
-                own = head.to(rows.dtype)
-                yield torch.stack([product(rows[:, run.at], own[run.at]) for run in runs]).sum(0)
+            asked = self.factors[of].last(last)[1]
+            yield from (asked.scores(head, self._read(wanted)) for head in self.solve(wanted, error))
             return
         combinations = self._solved(wanted, error)
         seen = torch.stack([self._between(block, wanted.parts, of, last) for block in blocks]).sum(0)

@@ -61,13 +61,7 @@ class ForgettingFromSums(Forgetting):
     def exchange(
         self, number: int, old: tuple[Context, Sequence[int]], new: tuple[Context, Sequence[int]] | None
     ) -> None:
-        """Replace a task in the sums by what is left of it, or by nothing.
-
-        Args:
-            number: the task.
-            old: the task as it was learned, and the sizes of the classes right after it.
-            new: likewise without the examples to remove; None if nothing is left.
-        """
+        """Replace a task in the sums, whichever form they are kept in."""
         rows = self._rows_by_task
         if rows is not None:
             rows(number, None if new is None else self.method.factors_of(new[0], _sizes(new[1], new[0])))

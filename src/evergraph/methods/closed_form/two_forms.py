@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from evergraph.core.capabilities import capable
-from evergraph.core.dense_algebra import EXACT, product
+from evergraph.core.dense_algebra import EXACT
 from evergraph.core.params import Params
-from evergraph.core.symmetric import SymmetricSum, pack, runs_of, unpack
+from evergraph.core.symmetric import SymmetricSum, pack, unpack
 from evergraph.data.tasks import Task
 from evergraph.methods.base import Context, Method
 from evergraph.methods.closed_form.factor import Factor, weighed
@@ -93,12 +93,11 @@ class TwoForms(Method):
 
     def energy(self, part: str, head: Tensor, rows: Tensor) -> float:
         """Return tr(Wᵀ G W) of one part, for a head that reads only the features `rows`."""
-        read = head[rows.to(head.device)]
         if part in self.gram_:
+            read = head[rows.to(head.device)]
             return float((read * SymmetricSum([self.gram_[part]], rows).product(read.double())).sum())
-        own, read = self.factor_[part], read.to(self.factor_[part].dtype)
-        scores = [product(own[:, run.at], read[run.start : run.stop]) for run in runs_of(rows.cpu())]
-        return float(torch.stack(scores).sum(0).double().square().sum())
+        scores = Factor(self.factor_[part], self.factor_targets_[part]).scores(head, rows)
+        return float(scores.double().square().sum())
 
     def make_dense(self) -> None:
         """Convert factors to G; B is kept in both forms."""
