@@ -19,7 +19,8 @@ from evergraph.methods import EWC, Finetune, OnlineCurvature, QueueCurvature
 from evergraph.methods.state import count_bytes
 from evergraph.models.gcn import GCN
 from evergraph.training.executors import AheadExecutor, Executor, PlainExecutor
-from evergraph.training.loop import make_optimizer, train_step
+from evergraph.training.optimizers import make_optimizer
+from evergraph.training.step import train_step
 
 Figures = dict[str, float]
 FAN_OUT = (10, 25)

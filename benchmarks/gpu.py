@@ -24,8 +24,8 @@ from evergraph.models.gcn import GCN
 from evergraph.training.executors.captured import CapturedExecutor
 from evergraph.training.executors.cuda_graphs import can_capture
 from evergraph.training.learner import Learner
-from evergraph.training.loop import train_step
 from evergraph.training.side_by_side import side_by_side
+from evergraph.training.step import train_step
 
 Figures = dict[str, float]
 

@@ -28,7 +28,7 @@ from evergraph.data.tasks import Task
 from evergraph.methods import make_method
 from evergraph.models.gcn import GCN
 from evergraph.training.executors import Executor, executor_for
-from evergraph.training.loop import train_step
+from evergraph.training.step import train_step
 
 EPOCHS, SECONDS = 3, 1.0  # epochs until every shape is captured; seconds of timing
 

@@ -18,7 +18,8 @@ from evergraph.models import make_model
 from evergraph.training.executors import executor_for
 from evergraph.training.learner import Learner
 from evergraph.training.learning import make_context
-from evergraph.training.loop import make_optimizer, train_step
+from evergraph.training.optimizers import make_optimizer
+from evergraph.training.step import train_step
 
 MOST_OVER_PLAIN = 1.6  # most plain steps that a method's step may cost, unless it runs another network or graph
 WITHOUT_STEPS = ("analytic", "auto")  # closed forms

@@ -19,7 +19,7 @@ from evergraph.methods.base import Context, Method
 from evergraph.models.base import GraphModel
 from evergraph.problems import NodeClassification
 from evergraph.training import Training, train_step
-from evergraph.training.loop import make_optimizer
+from evergraph.training.optimizers import make_optimizer
 
 SETTINGS = Training(lr=1e-5, batch_size=128)
 

@@ -21,7 +21,7 @@ from evergraph.methods.base import Context, Method
 from evergraph.models import ModuleModel, as_model
 from evergraph.models.base import GraphModel
 from evergraph.problems import NodeClassification
-from evergraph.training.loop import train_step
+from evergraph.training.step import train_step
 
 FEATURES, CLASSES, NODES = 4, 4, 12
 

@@ -55,7 +55,8 @@ from evergraph.methods import METHODS, Finetune, OnlineCurvature, make_method
 from evergraph.models import make_model
 from evergraph.models.gcn import GCN
 from evergraph.training.learner import Learner
-from evergraph.training.loop import make_optimizer, train_step
+from evergraph.training.optimizers import make_optimizer
+from evergraph.training.step import train_step
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evergraph.training.executors.cuda_graphs.cuda_graph_of", lambda step: step)
     monkeypatch.setattr("evergraph.core.randomness.DEVICES", frozenset({"cpu", "cuda"}))
     monkeypatch.setattr("evergraph.methods.lwf.DEVICES", frozenset())
-    monkeypatch.setattr("evergraph.training.loop.compiled_adam_suits", lambda params: False)
+    monkeypatch.setattr("evergraph.training.optimizers.compiled_adam_suits", lambda params: False)
 
 
 def small_stream() -> TaskStream:

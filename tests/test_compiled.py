@@ -25,7 +25,7 @@ from evergraph.errors import EvergraphWarning
 from evergraph.models import MODELS
 from evergraph.models.gcn import gcn_operator
 from evergraph.training.compiled_adam import CompiledAdam, compiled_adam_suits
-from evergraph.training.loop import make_optimizer
+from evergraph.training.optimizers import make_optimizer
 from evergraph.training.settings import Training
 
 OTHERS = [path for path in FAST_PATHS if path != "compiled"]

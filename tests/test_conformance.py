@@ -26,7 +26,7 @@ from brute_force import Setting, close, make, pull, step_gradient
 from evergraph.data.datasets.sbm import sbm
 from evergraph.methods import METHODS, Compose, make_method
 from evergraph.methods.base import Method
-from evergraph.training.loop import Progress
+from evergraph.training.member import Progress
 
 CLOSED_FORM = {"analytic": "solves for the head at a task's end", "auto": "likewise"}
 OWN_MODEL: dict[str, Callable[[], eg.GraphModel]] = {

@@ -41,7 +41,8 @@ from evergraph.training.adam import WideAdam, wide_adam_suits
 from evergraph.training.executors import AheadExecutor, CapturedExecutor, PlainExecutor, WholeBatchExecutor
 from evergraph.training.executors.captured import cut_rows, padded_batch, rounded_up
 from evergraph.training.executors.cuda_graphs import can_capture, cuda_graph_of
-from evergraph.training.loop import make_optimizer, train_step
+from evergraph.training.optimizers import make_optimizer
+from evergraph.training.step import train_step
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -1232,7 +1233,7 @@ def test_what_methods_do_to_gradients_is_not_rounded(monkeypatch: pytest.MonkeyP
 
     context = context_of(dense_graph())
     optimizer = torch.optim.SGD(context.model.parameters(), lr=0.1)
-    monkeypatch.setattr("evergraph.training.loop.full_precision", lambda device: full_precision(torch.device("cuda")))
+    monkeypatch.setattr("evergraph.training.step.full_precision", lambda device: full_precision(torch.device("cuda")))
     with tensor_cores(torch.device("cuda")):
         train_step(context, Looks(), next(context.batches()), optimizer)
     assert seen == [("penalty", "high"), ("edit_grads", "highest")]

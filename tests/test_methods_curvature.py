@@ -47,7 +47,7 @@ from evergraph.methods.online_curvature.class_means import class_sums
 from evergraph.methods.online_curvature.factored_gradients import SEEDS, factors_pay
 from evergraph.methods.online_curvature.prototypes import cluster_sums, propagated
 from evergraph.problems import NodeClassification
-from evergraph.training.loop import Progress
+from evergraph.training.member import Progress
 
 STRENGTH = 0.7
 

@@ -16,7 +16,7 @@ from evergraph.curvature import fisher_diagonal, forward
 from evergraph.errors import EvergraphWarning
 from evergraph.evaluation import METRICS
 from evergraph.problems import PROBLEMS, Problem, problem_of
-from evergraph.training.loop import train_step
+from evergraph.training.step import train_step
 
 UNITS = 3
 LEVELS = ("node", "graph", "link")

@@ -137,7 +137,7 @@ def stacking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evergraph.training.stacked.DEVICES", frozenset({"cpu", "cuda"}))
     monkeypatch.setattr("evergraph.core.needed_rows.WORTH", -1)
     monkeypatch.setattr("evergraph.methods.lwf.DEVICES", frozenset())
-    monkeypatch.setattr("evergraph.training.loop.compiled_adam_suits", lambda params: False)
+    monkeypatch.setattr("evergraph.training.optimizers.compiled_adam_suits", lambda params: False)
 
 
 def equal(found: Any, expected: Any, tolerance: float = 1e-10) -> None:
@@ -332,7 +332,7 @@ def test_an_optimizer_pulls_several_that_train_as_one_while_it_moves_them(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it can, the method is not asked to edit gradients; each ends where it ends alone."""
-    monkeypatch.setattr("evergraph.training.loop.compiled_adam_suits", compiled_adam_suits)
+    monkeypatch.setattr("evergraph.training.optimizers.compiled_adam_suits", compiled_adam_suits)
     members, edited = seeds_of(name, {}, 2, batch_size=8, sparse=True), list[object]()
     alone = [member() for member in members]
     monkeypatch.setattr("evergraph.methods.quadratic.Quadratic.edit_grads", lambda *hook: edited.append(hook))

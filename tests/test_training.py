@@ -19,7 +19,8 @@ from evergraph.data import union
 from evergraph.evaluation import average_forgetting, average_performance
 from evergraph.methods.base import STEP_HOOKS, Context, Step
 from evergraph.training.learning import make_context
-from evergraph.training.loop import Progress, load_optimizer, make_optimizer, optimizer_state
+from evergraph.training.member import Progress
+from evergraph.training.optimizers import load_optimizer, make_optimizer, optimizer_state
 
 FAST = {"epochs": 3, "lr": 0.01, "device": "cpu"}
 

@@ -35,7 +35,7 @@ from evergraph.models import parts as models_parts
 from evergraph.models import random_features
 from evergraph.models.parts import propagated
 from evergraph.training.executors import divided
-from evergraph.training.loop import Progress
+from evergraph.training.member import Progress
 from test_problems_end_to_end import SMALL, STREAMS
 
 torch.set_num_threads(1)

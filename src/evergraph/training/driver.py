@@ -20,7 +20,7 @@ from evergraph.persistence.checkpoint import INDEX, read_index, read_plain, remo
 from evergraph.persistence.files import holds_something, taken_folder
 from evergraph.persistence.reading import content_hash
 from evergraph.training.learner import Learner
-from evergraph.training.loop import OnEpoch, Progress
+from evergraph.training.member import OnEpoch, Progress
 
 UNFINISHED = "unfinished"
 CONTINUES = "continues"  # in the notes of a learner in the middle of a task: the mark of the saved one it continues

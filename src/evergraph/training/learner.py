@@ -27,7 +27,7 @@ from evergraph.training.forgetting import forget
 from evergraph.training.inputs import Tasks, as_task, as_tasks, is_id
 from evergraph.training.learned_data import LearnedBefore, first_graph, learned_before, learned_from, task_numbers
 from evergraph.training.learning import check_fit, grow, learn
-from evergraph.training.loop import OnEpoch, OptimizerState, Progress
+from evergraph.training.member import OnEpoch, OptimizerState, Progress
 from evergraph.training.predicting import Prediction, asked, outputs, predict
 from evergraph.training.settings import Training, unknown_setting
 from evergraph.training.snapshot import learner_state, restore

@@ -17,9 +17,11 @@ from evergraph.methods import Context
 from evergraph.models.base import GraphModel
 from evergraph.problems import LinkPrediction, problem_of
 from evergraph.training.card import task_card
+from evergraph.training.epoch_end import diverged
 from evergraph.training.evidence import after_learning, before_learning
 from evergraph.training.inputs import new_names
-from evergraph.training.loop import OnEpoch, diverged, train
+from evergraph.training.loop import train
+from evergraph.training.member import OnEpoch
 from evergraph.training.predicting import check_features, tell_of_directions, tested
 from evergraph.training.transaction import between_epochs, own_random_numbers, transaction
 

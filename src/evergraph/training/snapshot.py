@@ -14,7 +14,7 @@ from evergraph.errors import EvergraphError, first_line
 from evergraph.methods import METHODS, Compose, Method, make_method
 from evergraph.methods.state import with_tensors
 from evergraph.models import MODELS, GraphModel, as_model, make_model
-from evergraph.training.loop import Progress
+from evergraph.training.member import Progress
 from evergraph.training.settings import Training
 from evergraph.version import __version__
 

@@ -14,7 +14,7 @@ from torch import nn
 from evergraph.data import Task
 from evergraph.errors import EvergraphError
 from evergraph.training.inputs import new_names
-from evergraph.training.loop import OnEpoch, Progress
+from evergraph.training.member import OnEpoch, Progress
 
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
