@@ -16,6 +16,8 @@ To choose rules and constants without looking at test nodes: with `--held-out`, 
 replace the validation nodes, these replace the test nodes, and the test nodes become unlabelled neighbours.
 
     python -m benchmarks.seven_graphs --data-root DATA --out FOLDER --held-out --seeds 1
+
+With `--ways`, the line of a run of `auto` also has what each way of deciding would give where edges join tasks.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -65,9 +68,9 @@ Cell = tuple[str, str, int]
 RESULTS = Path("results/seven-graphs")
 
 
-def cells(graphs: list[str], orders: int, seeds: int) -> Iterator[Cell]:
+def cells(graphs: list[str], orders: Iterable[int], seeds: Iterable[int]) -> Iterator[Cell]:
     """Graph, order and seed of every run."""
-    yield from itertools.product(graphs, [f"random:{number}" for number in range(orders)], range(seeds))
+    yield from itertools.product(graphs, [f"random:{number}" for number in orders], seeds)
 
 
 @dataclass(frozen=True)
@@ -145,8 +148,10 @@ def without_test_nodes(graph: Any, classes: list[int], seed: int) -> Any:
     return graph.altered(splits=part.unsqueeze(1))
 
 
-def measure(cell: Cell, contender: Contender, data_root: str, held_out: bool = False) -> dict[str, Any]:
-    """Learn one stream and test the learner."""
+def measure(
+    cell: Cell, contender: Contender, data_root: str, held_out: bool = False, ways: bool = False
+) -> dict[str, Any]:
+    """Learn one stream and test the learner; with `ways`, also with each way that may decide where edges join tasks."""
     import torch
 
     torch.set_num_threads(1)
@@ -167,7 +172,20 @@ def measure(cell: Cell, contender: Contender, data_root: str, held_out: bool = F
         row.update({key.strip("_"): getattr(part, key) for key in CHOICES if hasattr(part, key)})
         if hasattr(part, "elsewhere"):
             row["elsewhere"] = part.elsewhere()
+            if ways:
+                row["seen_by_way"] = seen_by_way(learner, part, partial(stream_of, cell, data_root, held_out))
     return row
+
+
+def seen_by_way(learner: Any, auto: Any, make_stream: Callable[[], Any]) -> dict[str, float]:
+    """AP on the graph of all tasks if own features, the vote, or nodes mixed with their neighbours decide there."""
+    found = {}
+    for way in ("own", "vote", "smooth"):
+        auto.elsewhere = lambda way=way: way
+        auto._write_elsewhere(learner.model)
+        found[way] = round(learner.evaluate(make_stream(), test_graph="seen").ap, 3)  # a new one, without kept scores
+    del auto.elsewhere
+    return found
 
 
 def labels_used(learner: Any, stream: Any) -> str:
@@ -222,7 +240,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--training", action="append", metavar="KEY=VALUE", help="a setting of the training")
     parser.add_argument("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
     parser.add_argument("--orders", type=int, default=3)
+    parser.add_argument("--first-order", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--ways", action="store_true", help="also test each way that may decide where edges join tasks")
     parser.add_argument("--held-out", action="store_true", help="leave the test nodes alone: test validation nodes")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args(arguments)
@@ -235,10 +256,13 @@ def main(arguments: list[str] | None = None) -> int:
     contender = Contender(asked.method, *parsed, parse_settings(asked.training, "--training"))
     contender.learner(0)  # raises before anything runs if it is invalid
     known = {(row["graph"], row["order"], row["seed"], contender_of(row).key()) for row in read(path)}
-    missing = [cell for cell in cells(asked.graphs, asked.orders, asked.seeds) if (*cell, contender.key()) not in known]
+    orders = range(asked.first_order, asked.first_order + asked.orders)
+    seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
+    missing = [cell for cell in cells(asked.graphs, orders, seeds) if (*cell, contender.key()) not in known]
     failed = 0
     with ProcessPoolExecutor(asked.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(measure, cell, contender, asked.data_root, asked.held_out): cell for cell in missing}
+        given = contender, asked.data_root, asked.held_out, asked.ways
+        running = {pool.submit(measure, cell, *given): cell for cell in missing}
         for done in as_completed(running):
             if (error := done.exception()) is not None:
                 failed += 1

@@ -344,15 +344,27 @@ def test_a_learner_with_square_sums_learns_on(graph: Graph) -> None:
         (0.01, [9, 4], [30, 5], True, "smooth"),
         (0.3, [9, 4], [9, 5], True, "vote"),
         (0.3, [4, 4], [30, 5], True, "vote"),
+        (0.3, [14, 11], [37, 15], True, "vote"),
         (0.3, [9, 4], [9, 5], False, "smooth"),
+        (0.3, [9, 99], [30, 80], True, "vote"),
+        (0.3, [9, 99], [30, 81], True, "smooth"),
     ],
-    ids=["own is clearly better", "own says nothing", "within the error", "no better than the vote", "dear vote"],
+    ids=[
+        "own is clearly better",
+        "own says nothing",
+        "within the error",
+        "no better than the vote",
+        "hardly better",
+        "dear vote",
+        "own somewhat worse",
+        "own much worse",
+    ],
 )
 def test_what_decides_where_edges_join_tasks(
     explained: float, over_vote: list[int], over_mixed: list[int], votes: bool, decides: str
 ) -> None:
     method = eg.Auto()
-    method.own_explains_, method.votes_ = explained, votes
+    method.own_explains_, method.votes_, method.validated_ = explained, votes, 1000
     method.own_within_ = {"vote": over_vote, "beside": over_vote, "smooth": over_mixed}
     assert method.elsewhere() == decides
 

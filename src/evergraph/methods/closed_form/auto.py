@@ -43,6 +43,8 @@ SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of 
 FEW_MISSES = 0.01  # share of misclassified validation nodes up to which the best set is used alone
 INFORMATIVE = 0.02  # share of the validation nodes' variance above which own features are informative
 SEPARATES_CLASSES = 0.25  # share above which they separate classes well enough to judge edges by, with a small ridge
+OVER_VOTE, OVER_MIXED = 1.0, 2.0  # standard errors by which own features have to be better than either to decide alone
+BEHIND_MIXED = 0.05  # share of the nodes up to which own features may be worse than mixed ones in a vote that decides
 WELL_EXPLAINED = 0.5  # share above which their voice in the vote weighs more than one, in proportion to the share
 
 
@@ -337,16 +339,19 @@ class Auto(OnTrial):
         """Return the way that decides where edges join tasks.
 
         Own features decide if they are informative when all classes compete and, within their tasks, classify clearly
-        more nodes correctly than nodes mixed with their neighbours do, and more than the vote does. Otherwise the vote
-        decides if own features are informative and it costs no more than the premium; otherwise the head on nodes
-        mixed with their neighbours. Its edges are judged only if own features are informative, since nothing else
-        could judge them.
+        more nodes correctly than nodes mixed with their neighbours do, and than the vote does. Where hits are alike,
+        the vote is the safer choice: own features are one of its voices, but without it nothing of the neighbours is
+        left. The vote decides if own features are informative, it costs no more than the premium, and own features,
+        within their tasks, are not much worse than nodes mixed with their neighbours, since a weak voice misleads it
+        where all classes compete. Otherwise the head on nodes mixed with their neighbours decides. Its edges are judged
+        only if own features are informative, since nothing else could judge them.
         """
-        speaks = self._own_features_informative()
-        right, wrong = self.own_within_.get(self._voting(), [0, 0])
-        if speaks and right > wrong and clearly_more(self.own_within_[MIXED]):
+        speaks, (right, wrong) = self._own_features_informative(), self.own_within_.get(MIXED, [0, 0])
+        over_vote = self.own_within_.get(self._voting(), [0, 0])
+        if speaks and clearly_more(over_vote, OVER_VOTE) and clearly_more([right, wrong], OVER_MIXED):
             return OWN
-        return "vote" if speaks and self.votes_ else MIXED
+        keeps_up = wrong - right <= BEHIND_MIXED * self.validated_
+        return "vote" if speaks and self.votes_ and keeps_up else MIXED
 
     def _write_elsewhere(self, model: GraphModel) -> None:
         """Solve and store the head for graphs with edges between tasks, unless it is the vote."""

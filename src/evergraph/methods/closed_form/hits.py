@@ -49,6 +49,6 @@ def with_changes_between(context: Context, counts: list[int], before: Tensor, af
     return [old + new for old, new in zip(counts, changes)]
 
 
-def clearly_more(counts: list[int]) -> bool:
-    """Return whether more nodes are corrected than broken, by more than two standard errors."""
-    return counts[0] - counts[1] > 2 * sum(counts) ** 0.5
+def clearly_more(counts: Sequence[int], errors: float) -> bool:
+    """Return whether more nodes are corrected than broken, by more than so many standard errors."""
+    return counts[0] - counts[1] > errors * sum(counts) ** 0.5

@@ -9,7 +9,7 @@ from torch import Tensor
 from evergraph.core.dense_algebra import product
 from evergraph.core.sparse import SparseMatrix
 from evergraph.methods.base import Context
-from evergraph.methods.closed_form.hits import changes_between
+from evergraph.methods.closed_form.hits import changes_between, clearly_more
 
 STEPS = 3  # number of shares to try, up to the largest
 SURE = 1.0  # standard errors by which smoothing has to correct more nodes than it breaks
@@ -59,5 +59,4 @@ def best_share(counts: Sequence[int], largest: float) -> float:
     if not gains or not largest:
         return 0.0
     best = gains.index(max(gains))
-    sure = gains[best] > SURE * sum(counts[2 * best : 2 * best + 2]) ** 0.5
-    return shares_up_to(largest)[best] if sure else 0.0
+    return shares_up_to(largest)[best] if clearly_more(counts[2 * best : 2 * best + 2], SURE) else 0.0
