@@ -456,6 +456,25 @@ def test_sem_keeps_the_neighbours_of_highest_curvature() -> None:
             assert sorted(chosen, reverse=True) == sorted(values, reverse=True)[:2]
 
 
+@pytest.mark.parametrize("neighbours", [(3, 1), (1, 3), (2, 1, 1)])
+def test_sem_keeps_the_neighbours_of_highest_curvature_at_every_hop(neighbours: tuple[int, ...]) -> None:
+    """Nodes with no more neighbours than another hop takes, too: the best of them is kept, not the first."""
+    setting = make("gcn", graph=tiny_graph(seed=2, edges=18))
+    context, bound = setting.context(), bound_of(EdgeCurvature(setting.graph.adjacency))
+    method = eg.SEM(neighbours=neighbours)
+    pieces = [method.store(context, node.reshape(1)) for node in setting.nodes]
+    for seed, piece in zip(setting.nodes.tolist(), pieces):
+        kept, frontier = {seed}, {seed}
+        for number in neighbours:
+            outer = set[int]()
+            for node in frontier:
+                around = setting.graph.adjacency.rows(torch.tensor([node])).indices.tolist()
+                outer |= set(sorted(around, key=lambda other, node=node: (-bound(node, other), other))[:number])
+            kept, frontier = kept | outer, outer
+        found = [int((setting.graph.x.double() == row).all(1).nonzero()) for row in piece.x.double()]
+        assert set(found) == kept
+
+
 def bound_of(curvature: EdgeCurvature) -> Callable[[int, int], float]:
     """Jost and Liu's bound at one edge, by its definition."""
 

@@ -273,6 +273,62 @@ def test_metrics_by_their_definitions() -> None:
         assert METRICS["roc-auc"](classes, torch.zeros(3), [0, 1]) == 50
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_roc_auc_of_classes_tells_confident_outputs_apart(dtype: torch.dtype) -> None:
+    random = np.random.default_rng(0)
+    truth = torch.arange(40) % 4
+    z = 15 * torch.as_tensor(random.standard_normal((40, 4)))
+    z[torch.arange(40), truth] += 10
+    z = z.to(dtype)  # many probabilities round to 1, and their logarithms to 0
+
+    def higher(one: list[float], other: list[float], unit: int) -> bool:
+        """p_unit(one) > p_unit(other): the odds against it are smaller."""
+        against = [math.log(math.fsum(math.exp(v - row[unit]) for c, v in enumerate(row) if c != unit))
+                   for row in (one, other)]  # fmt: skip
+        return against[0] < against[1]
+
+    areas = []
+    for unit in range(4):
+        positive, negative = (z[(truth == unit) == own].tolist() for own in (True, False))
+        wins = [higher(one, other, unit) for one in positive for other in negative]
+        areas.append(100 * sum(wins) / len(wins))
+    assert METRICS["roc-auc"](z, truth, range(4)) == pytest.approx(np.mean(areas), abs=1e-9)
+
+
+def test_roc_auc_of_classes_is_that_of_the_probabilities_predicted() -> None:
+    stream = eg.stream("sbm:nodes=300,classes=6,features=8,signal=0.5", classes_per_task=3)
+    learner = eg.Learner(eg.GCN(hidden=16), eg.EWC(10.0), epochs=60, lr=0.02, label_scope="seen").fit(stream)
+    assert abs(learner.temperature - 1) > 0.1
+    found = learner.evaluate(stream, metric="roc-auc").accuracies
+    for task, value in zip(stream, found):
+        p, truth = learner.predict_proba(task.graph, task.test).double(), task.graph.y[task.test]
+        areas = []
+        for unit in truth.unique():
+            positive, negative = p[truth == unit, unit], p[truth != unit, unit]
+            gaps = positive.unsqueeze(1) - negative.unsqueeze(0)
+            areas.append(100 * float(((gaps > 0).double() + 0.5 * (gaps == 0)).mean()))
+        assert value == pytest.approx(np.mean(areas), abs=1e-6)
+
+
+def test_one_class_of_several_is_no_to_every_other_one_also_to_those_the_graph_does_not_know() -> None:
+    x, edges = torch.rand(6, 3), torch.tensor([[0, 1, 2], [1, 2, 3]])
+    graphs = [
+        eg.make_graph(x, edges, torch.tensor([0, 1, 0, 1, 0, -1]), class_names=names, undirected=True)
+        for names in (["a", "b"], ["c", "b"], ["c", "d"])
+    ]
+    problem = PROBLEMS["node-labelling"]()
+    for graph in graphs:
+        rows = problem.targets(graph, ["a", "b", "c"])
+        for node, row in enumerate(rows):
+            name = graph.class_names[int(graph.y[node])] if graph.y[node] >= 0 else None
+            expected = [math.nan if name is None else float(name == unit) for unit in "abc"]
+            assert row.tolist() == pytest.approx(expected, nan_ok=True)
+    closed = eg.Learner("analytic", problem="node-labelling")  # needs all targets: it refused the second graph
+    for graph in graphs[:2]:
+        closed.learn(eg.Task.of(graph, hold_out=False))
+    assert closed.classes_ == ["a", "b", "c"]
+
+
 def test_forgetting_of_an_error_is_negative_too() -> None:
     matrix = [[1.0, None], [3.0, 2.0]]
     found = eg.evaluation.summarize([matrix], higher_is_better=False)

@@ -414,6 +414,46 @@ def test_numbers_of_few_nodes_are_kept_as_factors(monkeypatch: pytest.MonkeyPatc
     assert torch.allclose(found, expected, rtol=1e-8)
 
 
+@pytest.mark.parametrize("dense", [False, True], ids=["factors", "sums"])
+def test_a_ridge_pulls_numbers_to_their_mean_not_to_zero(dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ridge regression of y less its mean over both tasks, written out; the mean is the weight of the constant."""
+    if dense:
+        monkeypatch.setattr("evergraph.methods.closed_form.two_forms.TwoForms._dense", lambda *_: True)
+    graph = numbers_at_nodes()
+    halves = [eg.Task.of(graph.subgraph(torch.arange(first, 200, 2))) for first in (0, 1)]
+    model = eg.RandomFeatures(hidden=400, scales=False)
+    one = eg.Learner(model, eg.Analytic(ridge=0.2), problem="node-regression", dtype=torch.float64).fit(halves)
+    assert bool(one.method.gram_) == dense
+    rows, targets = [], []
+    for task in halves:
+        batcher = one.problem.batcher(one.model, task.graph)
+        for node in torch.cat([task.train, task.val]):
+            rows.append(one.model.features(batcher.batch(node.reshape(1)))[0].detach())
+            targets.append(task.graph.y[node].double())
+    phi, y = torch.stack(rows), torch.stack(targets)
+    gram, mean = phi.T @ phi, y.mean(0)
+    square = gram.diagonal()
+    shift = 0.2 * square[square > 0].mean() / y.size(1)
+    expected = torch.linalg.solve(gram + shift * torch.eye(len(gram), dtype=torch.float64), phi.T @ (y - mean))
+    expected[-1] += mean
+    assert torch.allclose(one.model.output_weight().detach(), expected, rtol=1e-6, atol=1e-8 * float(y.abs().max()))
+
+
+@pytest.mark.parametrize(("zero", "unit"), [(1e3, 1.0), (-3e4, 10.0), (1e5, 100.0)])
+def test_numbers_far_from_zero_are_predicted_as_well_as_those_near_it(zero: float, unit: float) -> None:
+    """The closed form is recommended where numbers need scaling otherwise, so it must need none."""
+    near = numbers_at_nodes()
+    y = torch.from_numpy(np.stack([near.x[:, 0].numpy(), near.x[:, 1].numpy()], axis=1))
+    errors = []
+    for graph in (near.altered(y=y), near.altered(y=zero + unit * y)):
+        task = eg.Task.of(graph)
+        one = eg.Learner("analytic", problem="node-regression")
+        one.learn(task)
+        gaps = one.predict(graph, task.test).probabilities - graph.y[task.test]
+        errors.append(float(gaps.abs().mean()))
+    assert errors[1] == pytest.approx(unit * errors[0], rel=0.05)
+
+
 def test_large_numbers_are_told_of_where_a_network_learns_them() -> None:
     one = eg.Learner(device="cpu", epochs=1)
     with pytest.warns(eg.EvergraphWarning, match="0.? is about 493 ± 85.*use the closed form"):

@@ -116,15 +116,27 @@ def _area(scores: Tensor, positive: Tensor) -> float:
     return float(wins.double().mean()) / (2 * negatives.numel())
 
 
+def _log_odds(outputs: Tensor) -> Tensor:
+    """log p/(1 − p) of each class: it orders examples as p does, and tells them apart where p rounds to 1.
+
+    It is an output minus the log-sum-exp of the others. Taken out of the sum over all classes, each class but the most
+    probable one leaves at least half of it; that one's others are summed by themselves.
+    """
+    z = outputs.double()
+    highest, best = z.max(1, keepdim=True)
+    terms = (z - highest).exp()
+    others = highest + (terms.sum(1, keepdim=True) - terms).log()
+    return z - others.scatter(1, best, z.scatter(1, best, -torch.inf).logsumexp(1, keepdim=True))
+
+
 def roc_auc(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
     """Area under the ROC curve, in percent: the mean over labels that have positive and negative examples.
 
     If examples have one class of several, the mean over classes of one against the rest, where the score of a class is
-    its output minus the log-sum-exp of all candidates' outputs. 50, with a note, if no label has both.
+    its probability among the candidates. 50, with a note, if no label has both.
     """
     if targets.dim() == 1:
-        chosen = outputs[:, list(candidates)]
-        scores = chosen - chosen.logsumexp(1, keepdim=True)
+        scores = _log_odds(outputs[:, list(candidates)])
         targets = torch.stack([targets == unit for unit in candidates], 1).double()
     else:
         scores = outputs[:, list(candidates)]
@@ -208,7 +220,7 @@ METRICS.register(
         kinds=("classes",),
     )
 )
-METRICS.register(Metric("roc-auc", "ROC-AUC (%)", roc_auc, kinds=("classes", "labels")))
+METRICS.register(Metric("roc-auc", "ROC-AUC (%)", roc_auc, of_probabilities=True, kinds=("classes", "labels")))
 for _name, _title, _error in (
     ("mae", "mean absolute error", mean_absolute_error),
     ("rmse", "root mean squared error", root_mean_squared_error),

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from evergraph.core.randomness import uniform
-from evergraph.data.arrays import ClassName
+from evergraph.data.arrays import ClassName, as_known
 from evergraph.data.graph import Graph
 from evergraph.problems.base import PROBLEMS
 from evergraph.problems.columns import Columns
@@ -19,7 +19,8 @@ from evergraph.problems.columns import Columns
 class Labelling(Columns):
     """p(y | z) = Π_c Bernoulli(σ(z_c)) over the units in scope; H = diag(p(1 − p)) there, and zero elsewhere.
 
-    If examples have one class of several, its unit is 1 and the others are 0: one against the rest.
+    If examples have one class of several, its unit is 1 and the others are 0, also those of classes that their graph
+    does not know: one against the rest.
     """
 
     kind = "labels"
@@ -29,9 +30,13 @@ class Labelling(Columns):
         """0, 1 or NaN by output unit."""
         if not graph.has_classes:
             return super().targets(graph, classes)
-        hot = F.one_hot(graph.y.clamp(min=0), graph.num_classes).float()
-        hot[graph.y < 0] = torch.nan
-        return super().targets(graph.altered(y=hot), classes)
+        unit_of = {name: unit for unit, name in enumerate(classes)}
+        rows = torch.zeros(graph.num_classes + 1, len(classes))
+        for position, name in enumerate(as_known(graph.class_names, classes)):
+            if name in unit_of:
+                rows[position, unit_of[name]] = 1
+        rows[-1] = torch.nan  # for "no class"
+        return rows[graph.y]
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross entropy, summed over the known labels in scope."""

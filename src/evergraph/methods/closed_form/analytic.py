@@ -49,6 +49,9 @@ class Analytic(MovingEncoder, TwoForms):
     the sums G and B = Σ_v w_v φ_v onehot(y_v)ᵀ, in float64, are all that is needed of past tasks. The
     solution, by Cholesky, equals that of joint training on the same features.
 
+    Numbers may have any zero: for them the penalty is on W less the mean target as the weight of the constant feature,
+    so that a ridge pulls predictions to the mean of all tasks' targets, not to zero.
+
     Validation nodes have sums of their own. Heads solved from the training nodes alone are scored on them to choose
     the ridge and, if the model's features come in blocks, how much predictions are smoothed and whether the vote of
     all depths is used (`block_prediction`). The final heads are then solved from both sums, unless `learn_validation`
@@ -107,6 +110,7 @@ class Analytic(MovingEncoder, TwoForms):
     smoothing_share_: float = state(float)  # share of the neighbours' probabilities; 0 for none
     doubt_: float = state(float)  # largest share of a task's own edges that is mistaken for edges between tasks
     _rounding: ClassVar[float] = 0.0  # set per instance: machine epsilon of the head's type
+    _numbers: ClassVar[bool] = False  # set per instance: whether targets are numbers
 
     # learning
 
@@ -130,7 +134,7 @@ class Analytic(MovingEncoder, TwoForms):
     def decide(self, context: Context) -> None:
         """Score every choice on the task's validation nodes, by heads that have not learned from them."""
         model, vote = context.model, None
-        self._note_type(model)
+        self._note_type(context.problem, model)
         trained = self._choose(context)
         if self._in_blocks(context.problem, model) and context.count(context.task.val):
             self.smoothing_counts_ = self._count_smoothing(context, trained, self.smoothing_counts_)
@@ -145,7 +149,7 @@ class Analytic(MovingEncoder, TwoForms):
 
     def write(self, problem: Problem, model: GraphModel) -> None:
         """Solve the heads by the current choices, and write them."""
-        self._note_type(model)
+        self._note_type(problem, model)
         _, head = linear_head(model)
         ridge, learned = self.chosen_ridge(), PARTS if self.learn_validation else TRAIN_ONLY
         in_blocks = self._in_blocks(problem, model)
@@ -224,8 +228,13 @@ class Analytic(MovingEncoder, TwoForms):
         """Return about ten roundings of the head's type; held-out heads are as exact, since calibration uses them."""
         return max(EXACT, 10 * self._rounding)
 
-    def _note_type(self, model: GraphModel) -> None:
+    def _centres(self) -> bool:
+        """Return whether targets are numbers, which may have any zero."""
+        return self._numbers
+
+    def _note_type(self, problem: Problem, model: GraphModel) -> None:
         self.__dict__["_rounding"] = float(torch.finfo(linear_head(model)[1].dtype).eps)
+        self.__dict__["_numbers"] = problem.kind == "numbers"
 
     def _learn_units(self, context: Context) -> None:
         """Update the sizes of classes and the task that brought each output unit."""

@@ -87,6 +87,15 @@ class FactoredSums:
                     heads[run.at] += product(factor.rows[:, run.at].T, own.to(factor.rows.dtype))
         return list(heads.split(kept[0].targets.size(1), dim=1))
 
+    def centred(self, mean: Tensor) -> FactoredSums:
+        """Return the sums of targets less `mean` times the last feature, the column of ones; products are shared."""
+        centred = {
+            part: Factor(rows, (targets.double() - rows[:, -1:].double() * mean).to(targets.dtype))
+            for part, (rows, targets) in self.factors.items()
+        }
+        shared = (self._products, self._diagonals, self._blocks_of_rows)
+        return FactoredSums(centred, self.block_of_row, self.room, *shared)
+
     def scores(self, wanted: HeadRequest, error: float, of: str, last: int) -> Iterator[Tensor]:
         """Yield the scores of the last rows of part `of` by the head of each ridge.
 

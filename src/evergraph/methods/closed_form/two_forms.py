@@ -27,6 +27,7 @@ from evergraph.methods.closed_form.sums import (
     accumulate,
     constant_first,
     ridge_system,
+    solve,
     solved,
     spread,
 )
@@ -69,6 +70,10 @@ class TwoForms(Method):
     def _error(self) -> float:
         """Return the relative error that heads may have."""
         return EXACT
+
+    def _centres(self) -> bool:
+        """Return whether ridges pull heads towards the mean target instead of zero, as targets far from zero need."""
+        return False
 
     def adapt_model(self, model: GraphModel, task: Task) -> None:
         """Measure the scales of input columns, at the first task in which they vary; note the widths of the blocks."""
@@ -215,7 +220,7 @@ class TwoForms(Method):
         """Return the head for each ridge, from the sums of `parts`, on the features `rows` only, if given."""
         wanted = HeadRequest(list(dict.fromkeys(ridges)), parts, rows, rough)
         new = self._unknown(wanted)
-        if new.ridges and self.factor_:
+        if new.ridges and self.factor_ and not self._centres():
             known, key = self.computed(), self._key(parts, rows)
             found = self._factored().solve(new, self._error())
             known.update({(*key, ridge, rough): head for ridge, head in zip(new.ridges, found)})
@@ -227,6 +232,11 @@ class TwoForms(Method):
     def solve_ahead(self, wanted: Sequence[HeadRequest]) -> None:
         """Solve side by side for what `solve` and `hits` will be asked for, all of the same parts."""
         error = self._error()
+        if self._centres():
+            for each in wanted:
+                places = [(*self._key(each.parts, each.rows), ridge, False) for ridge in each.ridges]
+                self.computed().update(zip(places, self._solve_centred(each)))
+            return
         if self.factor_:
             self._factored().solve_ahead(wanted, error)
             return
@@ -245,6 +255,28 @@ class TwoForms(Method):
         found = solved([each[:3] for each in asked.values()], error)
         for (place, (_, _, _, rows)), one in zip(asked.items(), found):
             known[*place, not one.exact] = spread(one.found, rows, like)
+
+    def _solve_centred(self, wanted: HeadRequest) -> list[Tensor]:
+        """Solve for heads of targets less their mean, which is added to the weights of the last feature.
+
+        That feature is one, so targets with another zero have the same head but for the mean. If it is not, as below a
+        GCN's last layer, the best multiple of it takes the place of the mean.
+        """
+        cross, error = {part: self.cross_[part] for part in wanted.parts}, self._error()
+        last = torch.tensor([next(iter(cross.values())).size(0) - 1])
+        total = torch.stack([self.gram_among(part, last).reshape(()) for part in cross]).sum().double()
+        mean = torch.stack([each[-1] for each in cross.values()]).sum(0) / total.clamp(min=1e-30)
+        if self.factor_:
+            heads = self._factored().centred(mean).solve(wanted, error)
+        else:
+            one = torch.zeros_like(next(iter(cross.values()))[:, :1])
+            one[-1] = 1
+            ones = {part: SymmetricSum([self.gram_[part]]).product(one) for part in cross}
+            sums = [Sums(self.gram_[part], cross[part] - ones[part] * mean) for part in cross]
+            heads = solve(wanted.ridges, sums, wanted.rows, error)
+        for head in heads:
+            head[-1] += mean.to(head)
+        return heads
 
     def _unknown(self, wanted: HeadRequest) -> HeadRequest:
         """Return the request without the ridges whose heads are known."""

@@ -47,7 +47,7 @@ class SEM(SubgraphMemory):
         edges = EdgeCurvature(context.task.graph.adjacency)
 
         def pick(node: int, neighbours: Tensor, number: int) -> Tensor:
-            if neighbours.numel() <= number or not number:
+            if neighbours.numel() <= 1 or not number:  # all of several are in order too: another hop takes fewer
                 return neighbours[:number]
             if self.curvature == "bound":
                 values = edges.bound(node, neighbours.numpy())
