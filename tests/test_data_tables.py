@@ -348,3 +348,10 @@ def test_the_files_that_a_table_is_read_from(tmp_path: Path) -> None:
     assert table_files(f"{nodes}:edges=follows.csv,label=role") == [nodes, edges]  # beside the nodes
     assert table_files(f"{nodes}:edges={edges}") == [nodes, edges]
     assert table_files(f"{nodes}:edges=none") == [nodes]
+
+
+def test_ids_beyond_64_bits_with_a_sign_are_names() -> None:
+    ids = np.array([2**63 + 1, 2**63 + 2], dtype=np.uint64)
+    made = eg.from_tables({"id": ids, "age": [1.0, 2.0]}, {"source": ids[:1], "target": ids[1:]}, undirected=True)
+    assert made.attributes["id"].names == ["9223372036854775809", "9223372036854775810"]
+    assert made.num_edges == 2
