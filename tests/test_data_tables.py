@@ -253,6 +253,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "(id=product)",
     ),
     "twice.csv:edges=none": ({"twice.csv": "id,x\na,1\na,2\n"}, "two nodes have the id 'a'"),
+    "people.csv:edges=empty.csv,missing=zero": (
+        {"empty.csv": "source,target\n"},
+        "a graph without edges has no edge list",
+    ),
     "empty.csv:edges=none": ({"empty.csv": "id,x\n"}, "empty.csv: no rows"),
     "ragged.csv:edges=none": ({"ragged.csv": "id,x\na,1\nb\n"}, "row 3 has 1 cells, but there are 2 columns"),
     "names.csv:edges=none": ({"names.csv": "x,x\n1,2\n"}, "two columns are called 'x'"),
