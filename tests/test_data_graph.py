@@ -138,6 +138,11 @@ def test_subgraph_of_a_directed_graph_with_groups(at_once: int, monkeypatch: pyt
     assert edges_of(graph.subgraph(torch.tensor([3]))) == edges_of(graph.subgraph(torch.tensor([], dtype=torch.long)))
 
 
+def test_sparse_long_doubles_are_doubles() -> None:
+    x = sp.csr_matrix(np.eye(3)).astype(np.longdouble)
+    assert eg.make_graph(x, [[0], [1]], undirected=True).x.values.dtype == torch.float64
+
+
 def test_sparse_features_stay_sparse_in_subgraphs() -> None:
     graph = eg.make_graph(sp.csr_matrix(X), EDGES, Y)
     part = graph.subgraph(torch.tensor([2, 0]))

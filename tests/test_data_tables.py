@@ -253,6 +253,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "(id=product)",
     ),
     "twice.csv:edges=none": ({"twice.csv": "id,x\na,1\na,2\n"}, "two nodes have the id 'a'"),
+    "people.csv:edges=empty.csv,missing=zero": (
+        {"empty.csv": "source,target\n"},
+        "a graph without edges has no edge list",
+    ),
     "empty.csv:edges=none": ({"empty.csv": "id,x\n"}, "empty.csv: no rows"),
     "ragged.csv:edges=none": ({"ragged.csv": "id,x\na,1\nb\n"}, "row 3 has 1 cells, but there are 2 columns"),
     "names.csv:edges=none": ({"names.csv": "x,x\n1,2\n"}, "two columns are called 'x'"),
@@ -348,3 +352,10 @@ def test_the_files_that_a_table_is_read_from(tmp_path: Path) -> None:
     assert table_files(f"{nodes}:edges=follows.csv,label=role") == [nodes, edges]  # beside the nodes
     assert table_files(f"{nodes}:edges={edges}") == [nodes, edges]
     assert table_files(f"{nodes}:edges=none") == [nodes]
+
+
+def test_ids_beyond_64_bits_with_a_sign_are_names() -> None:
+    ids = np.array([2**63 + 1, 2**63 + 2], dtype=np.uint64)
+    made = eg.from_tables({"id": ids, "age": [1.0, 2.0]}, {"source": ids[:1], "target": ids[1:]}, undirected=True)
+    assert made.attributes["id"].names == ["9223372036854775809", "9223372036854775810"]
+    assert made.num_edges == 2

@@ -150,6 +150,18 @@ def test_a_whole_task_goes_and_everything_goes(stream: eg.TaskStream) -> None:
     assert near(found.fit(stream).logits(stream.graph), make(**fixed).fit(stream).logits(stream.graph))
 
 
+def test_when_everything_is_forgotten_other_columns_may_come_and_the_data_are_not_known_again() -> None:
+    graph = sbm(nodes=60, classes=2, features=4, seed=3)
+    first, second = (graph.altered(feature_names=list(names)) for names in ("abcd", "wxyz"))
+    learner = make(hidden=20)
+    learner.learn(first)
+    learner.forget(torch.arange(60), first)
+    with pytest.raises(eg.EvergraphError, match="or all of it was forgotten"):
+        learner.forget([1], first)
+    learner.learn(second)
+    assert learner.feature_names == list("wxyz")
+
+
 def test_twice_in_any_order_and_across_a_save(stream: eg.TaskStream, tmp_path: Path) -> None:
     """The same data are known again after something was forgotten."""
     task, tasks = stream[1], [stream[1], stream[2]]

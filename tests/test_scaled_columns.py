@@ -387,3 +387,13 @@ def test_a_column_that_outweighs_the_others_is_told_with_advice_that_helps(metho
     with pytest.warns(eg.EvergraphWarning, match="column 3 is more than 100 times as large") as told:
         learner.learn(eg.TaskStream(graph.altered(x=x), 2)[0])
     assert any(advice in str(each.message) for each in told)
+
+
+def test_of_dense_columns_in_a_sparse_matrix_it_is_said_that_they_are_not_scaled() -> None:
+    graph = sbm(nodes=200, classes=4, features=8, seed=0)
+    x = graph.x.clone()
+    x[:, 3] *= 1e4
+    sparse = make_graph(sp.csr_matrix(x.numpy()), graph.edge_index, graph.y)
+    learner = eg.Learner(eg.MixedFeatures(hidden=70), "auto", device="cpu")
+    with pytest.warns(eg.EvergraphWarning, match=r"column 3 is more than 100 times .* give them dense"):
+        learner.learn(eg.TaskStream(sparse, 2)[0])

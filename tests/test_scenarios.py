@@ -163,6 +163,14 @@ def test_a_stream_by_year_on_the_command_line(evergraph, tmp_path) -> None:
     assert (result["protocol"]["by"], result["protocol"]["scenario"]) == ("year", "domain-incremental")
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_attributes_of_unsigned_numbers_make_domains(kind: type) -> None:
+    years = (2020 + np.arange(20) % 2 if kind is not np.uint8 else np.arange(20) % 2).astype(kind)
+    graph = eg.make_graph(np.eye(20), np.zeros((2, 0), int), np.arange(20) // 2 % 2, attributes={"year": years})
+    stream = eg.stream(graph, by="year")
+    assert [task.graph.num_nodes for task in stream] == [10, 10]
+
+
 def test_names_make_domains() -> None:
     graph = eg.make_graph(
         np.eye(20), np.zeros((2, 0), int), np.arange(20) % 2, attributes={"shop": ["b", "a"] * 10, "day": np.arange(20)}

@@ -51,6 +51,8 @@ def read_features(x: Any, name: str, feature_names: Sequence[str] | None = None)
     sparse = sp.issparse(x)
     if not sparse:
         x = as_array(x)
+    elif x.dtype.kind == "f" and x.dtype.itemsize > 8:  # as in `native`
+        x = x.astype(np.float64)
     if x.ndim != 2 or 0 in x.shape:
         raise EvergraphError(f"{name}: features have shape {tuple(x.shape)}; they must be (nodes, features), not empty")
     if feature_names is not None and len(feature_names) != x.shape[1]:

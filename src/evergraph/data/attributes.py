@@ -39,8 +39,9 @@ def read_attributes(given: Mapping[str, Any], count: int, name: str) -> dict[str
             raise EvergraphError(f"{name}: {array.size} values of {key!r} for {count} examples; give one for each")
         if array.dtype.kind == "b":
             known[key] = Attribute(torch.as_tensor(array.astype(np.int64)), ["False", "True"])
-        elif array.dtype.kind in "fiu":
-            known[key] = Attribute(torch.as_tensor(array))
+        elif array.dtype.kind in "fi" or (array.dtype.kind == "u" and int(array.max(initial=0)) < 2**63):
+            # torch has few operations for unsigned numbers
+            known[key] = Attribute(torch.as_tensor(array.astype(np.int64) if array.dtype.kind == "u" else array))
         else:
             names, codes = np.unique(array.astype(str), return_inverse=True)
             known[key] = Attribute(torch.as_tensor(codes.astype(np.int64)), names.tolist())

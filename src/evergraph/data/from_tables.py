@@ -251,7 +251,8 @@ def _edges(
     if edges is None:
         return np.zeros((2, 0), dtype=np.int64), None
     called = Path(edges).name if isinstance(edges, (str, Path)) else f"the edges of {name}"
-    table = read_table(edges, called, index=[end for pair in (ends, *ENDS) for end in pair if end])
+    index = [end for pair in (ends, *ENDS) for end in pair if end]
+    table = read_table(edges, called, index, if_empty="; a graph without edges has no edge list (edges=none)")
     weight_column = pick(table, weight, WEIGHTS, "weights", called)
     number = {key: row for row, key in enumerate(keys)}
     if table.is_text and None in ends and all(column in number or _is_number(column) for column in table):

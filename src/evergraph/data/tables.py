@@ -80,16 +80,17 @@ def _is_plain(cell: str) -> bool:
     return PLAIN.fullmatch(cell) is not None and abs(int(cell)) < 2**63
 
 
-def read_table(table: Any, name: str, index: Sequence[str] = ()) -> Columns:
+def read_table(table: Any, name: str, index: Sequence[str] = (), if_empty: str = "") -> Columns:
     """Read the columns of a table by name.
 
     Args:
         table: the path of a .csv, .tsv or .parquet file, a data frame (pandas, polars, pyarrow), or a dictionary.
         name: name of the table in messages.
         index: names of pandas index levels to read as columns.
+        if_empty: what else to do if the table has no rows, for the error.
     """
     if isinstance(table, (str, Path)):
-        return _read_file(Path(table))
+        return _read_file(Path(table), if_empty)
     levels: Sequence[Any] = ()
     if isinstance(table, Mapping):
         keys, column = list(table), table.__getitem__
@@ -110,7 +111,7 @@ def read_table(table: Any, name: str, index: Sequence[str] = ()) -> Columns:
     read = {key: _column(values) for key, values in listed.items()}
     cells = {key: exact for key, (_, exact) in read.items() if exact is not None}
     found = Columns({key: values for key, (values, _) in read.items()}, cells, truth)
-    _check_lengths(found, name)
+    _check_lengths(found, name, if_empty)
     return found
 
 
@@ -125,14 +126,14 @@ def is_renumbered(table: Any) -> bool:
     return hasattr(index, "get_level_values") and index.tolist() != list(range(len(index)))
 
 
-def _read_file(path: Path) -> Columns:
+def _read_file(path: Path, if_empty: str) -> Columns:
     if path.suffix.lower() not in TABLE_FILES:
         raise EvergraphError(f"{path}: cannot tell what this is; tables are .csv, .tsv or .parquet files")
     regular_file(path)
-    return _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path)
+    return (_read_parquet if path.suffix.lower() == ".parquet" else _read_text)(path, if_empty)
 
 
-def _read_parquet(path: Path) -> Columns:
+def _read_parquet(path: Path, if_empty: str) -> Columns:
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -143,10 +144,10 @@ def _read_parquet(path: Path) -> Columns:
         table = pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise EvergraphError(f"{path}: damaged or not a Parquet file ({first_line(error)})") from None
-    return read_table(table, str(path))
+    return read_table(table, str(path), if_empty=if_empty)
 
 
-def _read_text(path: Path) -> Columns:
+def _read_text(path: Path, if_empty: str) -> Columns:
     """Read a text file with a header line and one line per row, with cells separated by commas, semicolons or tabs."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -158,7 +159,7 @@ def _read_text(path: Path) -> Columns:
         raise EvergraphError(f"{path}: not a text table in UTF-8 ({first_line(error)})") from None
     if len(rows) < 2:
         raise EvergraphError(
-            f"{path}: no rows; a table has a line with the names of its columns, then one line per row"
+            f"{path}: no rows; a table has a line with the names of its columns, then one line per row{if_empty}"
         )
     names = [cell.strip() for cell in rows[0]]
     _check_names(names, str(path))
@@ -216,10 +217,10 @@ def _written(number: Decimal) -> str:
     return str(int(number) if number.is_finite() and number == number.to_integral_value() else number)
 
 
-def _check_lengths(columns: Columns, name: str) -> None:
+def _check_lengths(columns: Columns, name: str, if_empty: str) -> None:
     lengths = {key: len(values) for key, values in columns.items()}
     if not lengths or not max(lengths.values()):
-        raise EvergraphError(f"{name}: no rows; a table has named columns and one row each")
+        raise EvergraphError(f"{name}: no rows; a table has named columns and one row each{if_empty}")
     if len(set(lengths.values())) > 1:
         raise EvergraphError(f"{name}: columns of different lengths: {shown(lengths)}; give one value per row")
 

@@ -203,4 +203,4 @@ def drop_tests_of_forgotten(learner: Learner) -> None:
 def empty(learner: Learner) -> None:
     """Reset the method to its initial state, when nothing is left to remember."""
     learner.method.load_state_dict(dataclasses.replace(learner.method).state_dict())  # type: ignore[type-var]
-    learner.classes_ = []
+    learner.classes_, learner.feature_names = [], None

@@ -253,8 +253,8 @@ def find_learned(learner: Learner, data: Any) -> list[list[Learned]]:
         elif not whole:  # tasks of a stream that were not learned are skipped
             name = _graph_of(learner, piece).name
             raise EvergraphError(
-                f"{name} is not data that this learner learned from, or it has changed since; give the task, graph or "
-                "file as it was learned"
+                f"{name} is not data that this learner learned from, it has changed since, or all of it was forgotten; "
+                "give the task, graph or file as it was learned"
             )
     if not found:
         raise EvergraphError("none of these data were learned; give the tasks, graphs or files as they were learned")

@@ -12,6 +12,7 @@ from evergraph.core.finite import has_nan, is_finite, is_overflow
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data import Graph, Task
 from evergraph.data.arrays import UNEVEN, as_known, nearly_alike, outweighing_column
+from evergraph.data.files import DENSE_ABOVE
 from evergraph.errors import EvergraphError, tell
 from evergraph.methods import Context
 from evergraph.models.base import GraphModel
@@ -136,15 +137,23 @@ def _tell_of_truth_values(learner: Learner, task: Task) -> None:
 
 def _say_if_uneven(model: GraphModel, graph: Graph) -> None:
     """Warn if a column outweighs the others, as the model reads them; not for word counts, which have heavy tails."""
-    if isinstance(graph.x, SparseMatrix) or graph.rows is not None:
+    x, step, scaling = graph.x, max(1, graph.num_nodes // MANY_ROWS), capable(model, "input_scaling")
+    if graph.rows is not None:
         return
-    some, scaling = graph.x[:: max(1, graph.num_nodes // MANY_ROWS)], capable(model, "input_scaling")
+    if isinstance(x, SparseMatrix):
+        if x.nnz <= DENSE_ABOVE * graph.num_nodes * graph.num_features:
+            return
+        some = x.rows(torch.arange(0, graph.num_nodes, step)).dense()
+    else:
+        some = x[::step]
     column = outweighing_column(some if scaling is None else scaling().apply(some))
     if column is not None:
         name = column if graph.feature_names is None else repr(graph.feature_names[column])
         instead = (
             "bring the columns to like scales first, as auto and analytic do by themselves"
             if scaling is None
+            else "sparse features are not scaled: give them dense, and auto and analytic scale the columns"
+            if isinstance(x, SparseMatrix)
             else "it stays so, since the columns seem to share one unit or were given their scales: "
             f"if it is another, set scales=[[{column}, centre, scale]] of the model"
         )
