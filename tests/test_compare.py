@@ -32,7 +32,7 @@ from evergraph.experiments.comparison import table_rows
 from evergraph.experiments.latex import escape
 from evergraph.experiments.method_table import latex, markdown, method_table, table_as_csv
 from evergraph.experiments.report.collect import find_runs, read_runs
-from evergraph.experiments.result_file import EverySoOften, read_results
+from evergraph.experiments.result_file import EverySoOften, is_trial, read_results, write_results
 
 STREAMS = ["sbm:nodes=60,classes=4,degree=4,features=8,signal=3", "sbm:nodes=72,classes=6,degree=4,features=8,signal=3"]
 QUICK = ["--epochs", "2", "--hidden", "4", "--device", "cpu"]
@@ -470,6 +470,70 @@ def test_a_run_under_two_keys_is_reported_once(evergraph, tmp_path: Path) -> Non
     assert len(read_results(tmp_path / "here")) == 2
     (run,) = read_runs(find_runs([tmp_path / "here"])[0])
     assert run["seeds"] == [0, 1]
+
+
+def test_a_run_is_reported_beside_a_trial_with_the_same_settings(tmp_path: Path) -> None:
+    training = eg.Training(epochs=1)
+    spec = eg.RunSpec(STREAMS[0], method="finetune", model_settings={"hidden": 4}, training=training, device="cpu")
+    keys = ("best/sbm/choose/finetune@lr=0.001", "best/sbm/finetune", "choose/finetune")
+    done = eg.run(spec, tmp_path / "run")
+    write_results(tmp_path, dict.fromkeys(keys[:2], spec), dict.fromkeys(keys[:2], done))
+    assert len(read_runs([tmp_path])) == 1
+    assert [is_trial(key) for key in keys] == [True, False, False]  # a stream may be called `choose`
+
+
+def test_a_folder_with_a_comparison_is_refused_before_anything_is_searched(evergraph, tmp_path: Path) -> None:
+    words = ["compare", STREAMS[0], "--methods", "finetune", "--seeds", "1", *QUICK, "--out", "here"]
+    tuned = ["--tune", "first-tasks", "--trials", "2", "--classes-per-task", "1"]
+    assert evergraph(*words)[0] == 0
+    status, _, error = evergraph(*words, *tuned)
+    assert (status, "holds a comparison already; add --resume" in error) == (2, True)
+    assert not (tmp_path / "here/tuning").exists()
+
+
+def test_a_summary_that_only_some_runs_have_is_in_no_table(evergraph, tmp_path: Path) -> None:
+    words = ["compare", STREAMS[0], "--methods", "finetune", "--seeds", "1", *QUICK, "--out", "here"]
+    eg.registry.summaries.register(eg.evaluation.Summary("worst", "Worst", "The lowest.", lambda m: min(m[-1])))
+    try:
+        assert evergraph(*words)[0] == 0
+    finally:
+        eg.registry.summaries.remove("worst")
+    status, _, error = evergraph(*words, "--order", "labelled", "--order", "random:1", "--resume")
+    assert status == 0, error
+    (row,) = csv.DictReader((tmp_path / "here/table.csv").open())
+    assert row["runs"] == "2"
+    assert not [name for name in row if name.startswith("worst")]
+
+
+def test_what_was_not_tested_is_not_called_different() -> None:
+    rows = list(csv.DictReader(io.StringIO(table_as_csv(method_table(RESULTS[:4])))))
+    assert {row["method"]: row["within_noise"] for row in rows}["joint"] == ""
+
+
+def test_names_with_bars_keep_their_columns_and_nothing_is_minus_zero() -> None:
+    table = markdown(method_table([result("good", "a|b.npz", [-0.001])])).splitlines()
+    assert table[2:] == ["| method | a\\|b |", "|---|--:|", "| good | 0.0 |"]
+
+
+def test_runs_of_an_earlier_plug_in_are_named(evergraph, tmp_path: Path) -> None:
+    path = tmp_path / "mine_changing.py"
+    path.write_text(MINE.replace("damped", "damped-changing"))
+    words = ["compare", STREAMS[0], "--methods", "finetune,damped-changing", "--seeds", "1", *QUICK, "--out", "here"]
+    words += ["--plugin", path]
+    try:
+        status, _, error = evergraph(*words)
+        assert (status, "has changed" in error) == (0, False), error
+        same = evergraph(*words, "--resume")[2]
+        path.write_text(path.read_text() + "# another\n")
+        changed = evergraph(*words, "--resume")[2]
+    finally:
+        registry.methods.remove("damped-changing")
+    assert "has changed" not in same
+    assert "results.jsonl: damped-changing: mine_changing.py has changed since this was run" in changed
+    assert changed.count("has changed") == 1  # fine-tuning does not come from it
+    results = read_results(tmp_path / "here")
+    assert "mine_changing.py" in results["damped-changing"]["result"]["versions"]
+    assert "mine_changing.py" not in results["finetune"]["result"]["versions"]
 
 
 def test_with_another_order_the_search_is_not_repeated(evergraph, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +27,7 @@ from evergraph.experiments.method_table import method_table
 from evergraph.experiments.result_file import each_test_graph, stored_keys
 from evergraph.experiments.run_folder import default_folder
 from evergraph.methods import METHODS, make_method
+from graph_files import npz_parts
 
 SMALL = "sbm:nodes=120,classes=6,degree=4,features=8,signal=3"
 QUICK = ["--epochs", "2", "--hidden", "16", "--device", "cpu"]
@@ -199,6 +201,25 @@ def test_a_table_is_named_after_its_nodes(tmp_path: Path) -> None:
     spec = eg.RunSpec(source=table, method="ewc")
     stored = {"follows.csv/ewc": {"spec": spec.as_dict()}}  # as earlier versions named it
     assert list(stored_keys({keys[0]: spec}, stored, tmp_path)) == ["follows.csv/ewc"]
+
+
+def test_a_key_is_a_path_that_file_systems_accept(call: Call, tmp_path: Path) -> None:
+    words = [f"class {number} with a rather long name" for number in range(12)]
+    orders = [",".join(words), ",".join(reversed(words)), ",".join([*words[:10], words[11], words[10]])]
+    parts = {"stream": ["digits"], "order": orders, "method": ["ewc"]}
+    keys = [cell_key(parts, {"stream": "digits", "order": order, "method": "ewc"}) for order in orders]
+    assert len(set(keys)) == 3
+    assert all(len(name.encode()) < 255 for key in keys for name in key.split("/"))
+
+
+def test_names_that_are_one_as_folders_are_two_cells(call: Call, tmp_path: Path) -> None:
+    files = ["a/b/x.npz", "a-b/x.npz"]
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True)
+        graph = eg.stream(SMALL).graph
+        np.savez(tmp_path / file, **npz_parts(graph, graph.x.numpy()))
+    found = printed(call("compare", *files, "--methods", "finetune", "--seeds", "1", *QUICK, "--json", "--out", "two"))
+    assert [one["stream"] for one in found["results"]] == files
 
 
 def test_variations_are_all_ways_to_choose() -> None:

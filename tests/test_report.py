@@ -706,6 +706,34 @@ def test_heatmaps_of_each_metric_have_their_own_scale(visit, tmp_path, error_met
     assert [row["AP"].split()[0] for row in table(browser).values()][-1] == "0.88"
 
 
+def two_metrics(folder):
+    """A run in percent and one of small errors, with what they keep."""
+    kept = {"kept_bytes": [[100, 200]], "log": False}
+    write_run(folder / "a", "ewc", [[[90, None], [80, 95]]], stream="a", **kept)
+    write_run(folder / "b", "ewc", [[[0.5, None], [0.75, 0.25]]], stream="b", protocol={"metric": "error"}, **kept)
+
+
+def test_a_panel_of_bytes_has_the_scale_of_its_metric(visit, tmp_path, error_metric):
+    two_metrics(tmp_path)
+    browser = visit(tmp_path)
+    axes = [
+        [text.text for text in figure.find_elements("css selector", "svg text")]
+        for figure in browser.find_elements("css selector", "#cost-panels figure")
+    ]
+    assert ["AP: accuracy (%)" in axis for axis in axes] == [True, False]
+    assert ["AP: squared error" in axis for axis in axes] == [False, True]
+    assert "80" not in axes[1]
+
+
+def test_figures_have_a_scale_for_each_metric(tmp_path, error_metric):
+    two_metrics(tmp_path)
+    runs = read_runs(find_runs([tmp_path])[0])
+    titles = ["accuracy (%)", "squared error"]
+    assert [axis.get_ylabel() for axis in plots.draw_tasks(runs).axes] == titles
+    assert [axis.get_ylim()[1] < 2 for axis in plots.draw_tasks(runs).axes] == [False, True]
+    assert [axis.get_ylabel() for axis in plots.draw_cost(runs).axes] == [f"AP: {title}" for title in titles]
+
+
 def test_the_page_names_the_metric_of_methods_and_streams(visit, tmp_path, error_metric):
     for stream in ("a", "b"):
         errors = {"stream": stream, "protocol": {"metric": "error"}, "log": False}

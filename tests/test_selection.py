@@ -40,6 +40,7 @@ from evergraph.experiments.selection import (
 )
 from evergraph.experiments.selection import proposals as proposing
 from evergraph.experiments.selection.proposals import Climb, batches, spread
+from evergraph.experiments.selection.search import Search
 from evergraph.experiments.selection.stability_decay import decreasing
 from forked import Forked
 from test_problems import make_data
@@ -571,6 +572,17 @@ def test_two_processes_find_the_same_and_a_diverged_trial_is_none(tmp_path: Path
     assert len(read_results(tmp_path / "2")) == 2  # those that have a result
     again = tune(spec, CurrentTask(), tmp_path / "2", space=space, trials=9, resume=True)
     assert settings_of(again) == settings_of(found[2])
+
+
+def test_a_trial_that_diverged_is_not_another_one_of_its_name(tmp_path: Path) -> None:
+    space = Space.of(small_spec(), {"lr": "1e-3,1e30"})
+    search = Search(small_spec(), space, 1, tmp_path)
+    point = {"strength": 1.0, "lr": 1e30}
+    (trial,) = search.run(FirstTasks(), [search.trial(FirstTasks(), "000", point)])
+    assert "diverged" in trial.error
+    assert search.run(FirstTasks(), [replace(trial, error="")]) == [trial]  # not run again
+    with pytest.raises(eg.EvergraphError, match="holds a run with other settings \\(training\\)"):
+        search.run(FirstTasks(), [search.trial(FirstTasks(), "000", {**point, "lr": 1e-3})])
 
 
 def test_results_hold_a_line_for_every_trial_with_its_score(tmp_path: Path) -> None:

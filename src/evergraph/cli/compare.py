@@ -55,7 +55,7 @@ from evergraph.experiments.selection.record import RECORD
 from evergraph.experiments.selection.side_by_side import SearchWith, search_side_by_side
 from evergraph.experiments.selection.tuning import BEST
 from evergraph.methods import METHODS
-from evergraph.persistence.files import taken_folder, write_atomically
+from evergraph.persistence.files import holds_something, taken_folder, write_atomically
 
 SEVERAL = {"order", "test_graph"}  # options that may be given more than once
 
@@ -121,6 +121,10 @@ def compare_command(
     holding = taken_folder(folder, look, advice="name another with --out")
     with common.on_interrupt(lambda: common.how_to_resume(folder)), holding as entries:
         note, tuned = "", dict[str, set[str]]()
+        if not options["resume"] and (entries or holds_something(folder / TUNING)):
+            raise EvergraphError(
+                f"{folder} holds a comparison already; add --resume to go on with it, or use another --out"
+            )
         if rule is not None:
             specs, tuned = _tuned(specs, spaces, rule, trials, tune_seeds, folder, options)
             note = f"Settings chosen by the rule {tune_by}, {trials} trials for each method and stream; see {TUNING}/."
@@ -237,6 +241,8 @@ def _specs(
             )
             spec.check()
             key = cell_key(parts, {**chosen, "test_graph": group[0]}, own_variation(variation, name))
+            while specs.get(key, spec) != spec:  # two names differ only in signs that no folder's name has
+                key += "~"
             specs[key], fixed[key] = spec, {*common.training_options(options), *training}
     check_cells_differ(specs)
     return specs, fixed
@@ -342,10 +348,6 @@ def _finish_cells(
 ) -> tuple[dict[str, dict[str, Any]], CellsFailedError | None]:
     """Run the cells that the results file does not hold; return all results, and the error that names failed cells."""
     known = {key: result for key, spec in specs.items() if (result := known_result(entries, key, spec)) is not None}
-    if entries and not options["resume"]:
-        raise EvergraphError(
-            f"{folder} holds a comparison already; add --resume to go on with it, or use another --out"
-        )
     left = {key: spec for key, spec in specs.items() if key not in known}
     for key, spec in left.items():
         check_folder(folder / CELLS / key, spec, options["resume"])

@@ -20,8 +20,10 @@ from evergraph.experiments.specification import RunSpec
 from evergraph.methods import METHODS, make_method, parts_of, preferred_model
 from evergraph.models import MODELS
 from evergraph.persistence.files import write_atomically
-from evergraph.persistence.reading import as_csv
+from evergraph.persistence.reading import as_csv, content_hash
 from evergraph.training import Training
+
+LONGEST_NAME = 200  # bytes of a folder's name in a cell's key; most file systems accept 255
 
 
 @dataclass(frozen=True)
@@ -158,12 +160,18 @@ def cell_key(
     names = {**chosen, "stream": stream_titles(parts["stream"])[chosen["stream"]]}
     varying = [_as_folder(names[axis]) for axis, values in parts.items() if len(values) > 1 and axis != "method"]
     own = [f"@{key}={str(value).replace('/', '-')}" for key, value in (settings or {}).items()]
-    return "/".join([*varying, chosen["method"] + "".join(own)])
+    return "/".join([*varying, _short(chosen["method"] + "".join(own))])
 
 
 def _as_folder(name: str) -> str:
     """A name as a single component of a path."""
-    return name.strip("/").replace("/", "-").replace(":", "-")
+    return _short(name.strip("/").replace("/", "-").replace(":", "-"))
+
+
+def _short(name: str) -> str:
+    """A name that file systems accept; a longer one ends in a hash of all of it."""
+    start = name.encode()[:LONGEST_NAME]
+    return name if start == name.encode() else f"{start.decode(errors='ignore')}-{content_hash(name)[:8]}"
 
 
 def check_names(kind: str, names: Iterable[str]) -> list[str]:
@@ -212,9 +220,10 @@ def table_rows(
         groups.setdefault(key, []).append(result)
         named[key] = settings
     rows = []
+    measured = _in_all([result["metrics"] for result in results])
     for key, members in groups.items():
         row: dict[str, Any] = {"stream": key[0], "test_graph": key[1], "method": key[2], "settings": named[key]}
-        for name in members[0]["metrics"]:
+        for name in measured:
             row[name] = mean_std([value for member in members for value in member["metrics"][name]["values"]])
         leaks = [value for member in members if member.get("leak") for value in member["leak"]["values"]]
         row["leak"] = {**mean_std(leaks), "chance": members[0]["leak"]["chance"]} if leaks else None
@@ -230,6 +239,11 @@ def table_rows(
         first.setdefault((row["stream"], row["test_graph"]), len(first))
     streams = list(dict.fromkeys(row["stream"] for row in rows))
     return sorted(rows, key=lambda row: (streams.index(row["stream"]), first[row["stream"], row["test_graph"]]))
+
+
+def _in_all(measures: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the summaries that all runs have: one from another package may have been added or removed meanwhile."""
+    return [name for name in (measures[0] if measures else ()) if all(name in one for one in measures)]
 
 
 def settings_apart(
@@ -282,14 +296,14 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """
     named = any(row["metric"] != PLAIN for row in rows)
     names = ["stream", "test graph", "leak", "method", *["metric"] * named, "AP", "AF", "runs", "seconds per run"]
-    lines = ["| " + " | ".join([*names, "keeps", "bytes kept", "uses", "other test nodes"]) + " |"]
+    lines = [told.markdown_row([*names, "keeps", "bytes kept", "uses", "other test nodes"])]
     lines.append("|---|---|--:|---|" + "---|" * named + "--:|--:|--:|--:|---|--:|---|---|")
     for row, (ap, af) in zip(rows, told.ap_and_af(rows)):
         cells = [row["stream"], row["test_graph"], told.leak_text(row), row_label(row)]
         cells += [*[direction_of(row["metric"])] * named, ap, af, row["runs"]]
         counted = f"{row['kept_bytes']:,}" if row["kept_bytes"] or not row["access"]["keeps"] else "not counted"
         kept = [f"{row['seconds']:.1f}", told.keeps(row), counted, told.uses(row), row["test_nodes_read"] or "–"]
-        lines.append("| " + " | ".join(map(str, [*cells, *kept])) + " |")
+        lines.append(told.markdown_row([*cells, *kept]))
     return "\n".join(lines) + "\n"
 
 

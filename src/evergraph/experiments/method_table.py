@@ -155,10 +155,10 @@ def method_table(
 
 def markdown(table: MethodTable) -> str:
     """The table in Markdown."""
-    lines = ["| method | " + " | ".join(column_titles(table)) + " |", "|---|" + "--:|" * len(table.columns)]
+    lines = [told.markdown_row(["method", *column_titles(table)]), "|---|" + "--:|" * len(table.columns)]
     for method, entries in table.rows.items():
         name = f"*{method}*" if method in table.apart else method
-        lines.append(f"| {name} | " + " | ".join(cell_text(entry, "**", "**", "†") for entry in entries) + " |")
+        lines.append(told.markdown_row([name, *(cell_text(entry, "**", "**", "†") for entry in entries)]))
     return "\n".join([f"{heading(table)}. {legend(table)}", "", *lines]) + "\n"
 
 
@@ -185,7 +185,7 @@ def table_as_csv(table: MethodTable) -> str:
         for column, metric, entry in zip(table.columns, table.metrics, entries):
             if entry is not None:
                 spread = mean_std(entry.values)
-                noise = "" if entry.tied is None else entry.tied
+                noise = "" if entry.tied is None or method in table.apart else entry.tied
                 numbers = [spread["mean"], spread["std"], len(entry.values), entry.best, noise]
                 lines.append([method, column, metric, *numbers])
     return as_csv(head, lines)

@@ -23,8 +23,8 @@ from evergraph.experiments.canvas import (
     with_headroom,
 )
 from evergraph.experiments.heatmaps import draw_heatmaps
-from evergraph.experiments.matrices import anytime_curve, mean_matrix
-from evergraph.experiments.metric_titles import common_metric
+from evergraph.experiments.matrices import anytime_curve, by_metric, mean_matrix
+from evergraph.experiments.metric_titles import common_metric, describe_metric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,14 +44,15 @@ def draw_tasks(runs: Sequence[dict[str, Any]]) -> Figure:
     """Accuracy on each task over time: each line begins where its task was learned."""
     runs, more = fitting(runs)
     figure, axes = panels(len(runs), 3.4, 2.8)
-    title = common_metric(runs)["title"]
+    alike = by_metric(runs)
     for axis, run in zip(axes, runs):
+        metric = describe_metric(run)
         matrix = mean_matrix(run)
         for i, colour in enumerate(shades(np.linspace(0, 0.85, len(matrix)))):
             after = np.arange(i, len(matrix))
             axis.plot(after + 1, matrix[i:, i], color=colour, marker=MARKERS[i % len(MARKERS)], markersize=4)
             axis.annotate(str(i + 1), (len(matrix), matrix[-1, i]), (4, 0), textcoords="offset points", fontsize=7)
-        frame(axis, run["label"], "after task", title, with_headroom(runs))
+        frame(axis, run["label"], "after task", metric["title"], with_headroom(alike[metric["name"]]))
         axis.set_xticks(range(1, len(matrix) + 1, 1 + len(matrix) // 16))
     figure.suptitle(f"{stream_names(runs)}: each line is a task{more}", fontsize=10)
     return figure
@@ -139,7 +140,7 @@ def draw_cost(runs: Sequence[dict[str, Any]]) -> Figure | None:
         axis.set_xlim(nothing / 2, max(positive) * 3)
         leak = members[0].get("leak")
         title = f"{stream}, test graph {test_graph}" + (f"\nleak score {leak['mean']:.1f}" if leak else "")
-        label = f"{SUMMARIES['ap'].title}: {common_metric(runs)['title']}"
+        label = f"{SUMMARIES['ap'].title}: {common_metric(members)['title']}"
         frame(axis, title, f"bytes kept ({nothing:.0e} stands for none)", label, None)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=7)

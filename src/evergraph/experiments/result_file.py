@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 
 from evergraph.data import dataset_of
 from evergraph.errors import EvergraphError
+from evergraph.experiments.provenance import tell_changed
 from evergraph.experiments.run_folder import RunRecord, check_same_graph, current_mark, may_change
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import write_atomically
@@ -25,7 +26,7 @@ CELLS = "cells"  # the folder of the runs, beside the file
 COMMANDS = "commands.jsonl"  # the commands that ran cells of `paper`, beside the cells
 TUNING = "tuning"  # the folder of the trials by which a comparison's settings were chosen
 
-CHOOSING = "choose"  # in the keys of trials by which a protocol's settings were chosen
+CHOOSING = "choose"  # third in the keys of trials by which a protocol's settings were chosen
 
 
 class Entry(TypedDict):
@@ -92,7 +93,7 @@ class EverySoOften:
 
 def is_trial(key: str) -> bool:
     """Whether a cell is a trial by which settings were chosen, not an entry of the table."""
-    return CHOOSING in key.split("/")
+    return key.split("/")[2:3] == [CHOOSING]  # a stream may be called so, too
 
 
 def each_test_graph(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -117,6 +118,7 @@ def known_result(entries: Mapping[str, dict[str, Any]], key: str, spec: RunSpec)
         return None
     if result.get("graph") is not None and dataset_of(spec.source) is None:
         check_same_graph(spec.source, current_mark(spec, None), result["graph"], f"{RESULTS}: {key}")
+    tell_changed(spec, result.get("versions", {}), f"{RESULTS}: {key}")
     return result
 
 

@@ -159,7 +159,7 @@ def _result(
         "steps": [result.get("steps", []) for result in results],
         "seconds": sum(result["seconds"] for result in results),
         "device": describe_device(device),
-        "versions": versions(),
+        "versions": versions(spec),
         "run_dir": str(folder),
     }
 

@@ -13,7 +13,7 @@ from evergraph.data import TaskStream, dataset_of, find_graph, source_name
 from evergraph.data.files import content_mark, file_mark
 from evergraph.data.streams import about_numbers
 from evergraph.errors import EvergraphError
-from evergraph.experiments.provenance import describe_device, versions
+from evergraph.experiments.provenance import describe_device, tell_changed, versions
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import holds_something
 from evergraph.persistence.reading import HASH, as_json, content_hash, exists, read_json, read_record, write_record
@@ -69,9 +69,11 @@ def check_folder(folder: Path, spec: RunSpec, resume: bool) -> None:
         return
     if not resume:
         raise EvergraphError(f"{folder} holds a run already; add --resume to go on with it, or name another with --out")
-    saved = read_record(config, RunRecord, "name another folder with --out")["spec"]
-    if keys := spec.differences(saved):
+    record = read_record(config, RunRecord, "name another folder with --out")
+    if keys := spec.differences(record["spec"]):
         raise EvergraphError(f"{folder} holds a run with other settings ({', '.join(keys)}); name another with --out")
+    for attempt in (record, record.get("resumed_with", {})):
+        tell_changed(spec, attempt.get("versions", {}), folder)
 
 
 def check_same_graph(source: str, graph: str, known: str, place: str | Path) -> None:
@@ -97,7 +99,7 @@ def may_change(source: str) -> bool:
 def write_new(folder: Path, spec: RunSpec, tasks: TaskStream) -> str:
     """Write `run.json` once, adding other versions or another device on resumption; return the run's mark."""
     path = folder / RUN
-    now = {"versions": versions(), "device": describe_device(pick_device(spec.device))}
+    now = {"versions": versions(spec), "device": describe_device(pick_device(spec.device))}
     if not path.exists():
         content = {"spec": json.loads(as_json(spec.as_dict())), "graph": tasks.graph_mark, **now}
     else:

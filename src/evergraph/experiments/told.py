@@ -77,8 +77,13 @@ def show_bytes(number: int | None) -> str:
 
 def mean_and_spread(value: Mapping[str, float], runs: int, digits: int = 2) -> str:
     """Format as mean ± std; the mean alone if there was one run, which has no spread."""
-    mean = f"{value['mean']:.{digits}f}"
+    mean = f"{value['mean']:z.{digits}f}"
     return f"{mean} ± {value['std']:.{digits}f}" if runs > 1 else mean
+
+
+def markdown_row(cells: Iterable[Any]) -> str:
+    """A row of a table in Markdown; a bar in a name does not end its cell."""
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 def ap_and_af(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

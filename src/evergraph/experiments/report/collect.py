@@ -110,9 +110,8 @@ def _results_in(source: Path, keys: Sequence[str] | None) -> Iterator[tuple[Path
         yield source, str(source), read_result(source)
         return
     listed = read_results(source)
-    for key, result in _each_run_once({key: listed[key]["result"] for key in keys or listed if key in listed}).items():
-        if is_trial(key):
-            continue
+    cells = {key: listed[key]["result"] for key in keys or listed if key in listed and not is_trial(key)}
+    for key, result in _each_run_once(cells).items():
         folder = _cell_folder(source, key)
         yield folder, str(folder) if folder.is_dir() else f"{source / RESULTS}: {key}", result
 

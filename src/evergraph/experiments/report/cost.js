@@ -17,11 +17,16 @@ function drawCost() {
   const least = Math.min(...(positive.length ? positive : [1])), most = Math.max(...positive, least);
   const nothing = 10 ** (Math.floor(Math.log10(least)) - 1); // x position of runs that keep nothing
   const some = counted.some((run) => run.kept_bytes === 0), low = some ? nothing : least / 2, high = most * 2;
-  const values = counted.flatMap(({ metrics: { [AP]: { mean, std } } }) => [mean - std, mean + std]);
-  const pad = Math.max((Math.max(...values) - Math.min(...values)) * 0.08, (HIGH - LOW) / 50);
-  const [bottom, top] = [Math.min(...values) - pad, Math.max(...values) + pad];
+  const limitsOf = (runs) => {
+    const values = runs.flatMap(({ metrics: { [AP]: { mean, std } } }) => [mean - std, mean + std]);
+    const pad = Math.max((Math.max(...values) - Math.min(...values)) * 0.08, Math.max(...runs.map(spanOf)) / 50);
+    return [Math.min(...values) - pad, Math.max(...values) + pad];
+  };
   const figures = [...new Set(counted.map(groupOf))].map((group) => {
     const runs = counted.filter((run) => groupOf(run) === group), leak = leakText(runs[0]);
+    const metrics = new Set(runs.map((run) => run.metric.name)); // panels of one metric share their limits
+    const [bottom, top] = limitsOf(counted.filter((run) => metrics.has(run.metric.name)));
+    const title = metrics.size === 1 ? runs[0].metric.title : METRIC.title;
     const figure = html("figure", {}, html("div", { class: "caption" }, html("span", {}, group)));
     if (leak) figure.append(html("p", { class: "quiet" }, leak));
     box.append(figure);
@@ -35,7 +40,7 @@ function drawCost() {
           ticks: [...(some ? [nothing] : []), ...ticks.filter((_, k) => k % every === 0)],
           text: (tick) => (some && tick === nothing ? "0" : showBytes(tick).replace(".0", "")),
         },
-        y: { low: bottom, high: top, label: `${TITLES[AP]}: ${METRIC.title}` },
+        y: { low: bottom, high: top, label: `${TITLES[AP]}: ${title}` },
       });
       const at = (run) => [frame.along(run.kept_bytes || nothing), frame.up(run.metrics[AP].mean)];
       const hits = [];

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from evergraph.errors import DivergedError
 from evergraph.experiments.cells import Cell, run_cells
@@ -22,6 +22,13 @@ from evergraph.persistence.reading import as_json, read_json
 DIVERGED = "diverged.json"  # trials without a result, and the reasons
 OnDone = Callable[[str, int], None]
 """Called as (a trial's name, trials done so far)."""
+
+
+class Diverged(TypedDict):
+    """What `diverged.json` holds of each trial without a result."""
+
+    error: str
+    spec: dict[str, Any]
 
 
 @dataclass
@@ -71,12 +78,15 @@ class Search:
         entries, diverged = read_results(self.folder), self._diverged()
 
         def known(cell: Cell) -> dict[str, Any] | None:
-            return {"error": diverged[cell.key]} if cell.key in diverged else known_result(entries, cell.key, cell.spec)
+            # with more trials, another one may have the name of one that diverged
+            if (one := diverged.get(cell.key)) is not None and not cell.spec.differences(one["spec"]):
+                return {"error": one["error"]}
+            return known_result(entries, cell.key, cell.spec)
 
         def failed(cell: Cell, error: Exception) -> dict[str, Any] | None:
             if not isinstance(error, DivergedError):  # any other error is about the input or the machine
                 return None
-            diverged[cell.key] = str(error)
+            diverged[cell.key] = {"error": str(error), "spec": cell.spec.as_dict()}
             write_atomically(self.folder / DIVERGED, as_json(diverged, indent=1))
             return {"error": str(error)}
 
@@ -113,6 +123,6 @@ class Search:
             if self.on_done is not None:
                 self.on_done(key, len(self._done))
 
-    def _diverged(self) -> dict[str, str]:
+    def _diverged(self) -> dict[str, Diverged]:
         path = self.folder / DIVERGED
-        return read_json(path, dict[str, str]) if path.exists() else {}
+        return read_json(path, dict[str, Diverged]) if path.exists() else {}
