@@ -495,7 +495,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(call: Call, tmp_path: Path
     assert result_of(call(*words, "--resume")) == first  # finished: nothing to do
     status, _, err = call(*words, "--resume", "--lr", "0.5")
     assert status == 2
-    assert "here holds a run with other settings (training)" in err
+    assert "here holds a run with other settings (training: lr)" in err
 
 
 def test_nothing_looks_finished_unless_it_is(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -596,7 +596,7 @@ def test_a_comparison_of_streams_and_orders(call: Call, tmp_path: Path, monkeypa
     assert len((tmp_path / "here/results.jsonl").read_text().splitlines()) == 8
     status, _, said = call(*words, "--resume", "--lr", "0.5")
     assert status == 2
-    assert "was run with other settings (training)" in said
+    assert "was run with other settings (training: lr)" in said
 
 
 def test_a_comparison_goes_on_with_what_is_left(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,9 +99,12 @@ def learn_command(
             _refuse_again(graph, learner, task, before)
         return learner, task
 
-    hint = f"repeat the command to continue; {checkpoint} holds the learner as it was before this task"
     bar = common.progress_bar(f"{graph} {chosen}", 1)
-    with common.on_interrupt(lambda: hint), together.shared_folder(checkpoint) as folder, bar as update:
+    with (
+        common.on_interrupt(lambda: _how_to_continue(checkpoint)),
+        together.shared_folder(checkpoint) as folder,
+        bar as update,
+    ):
         try:
             learner = learn_in_folder(
                 folder,
@@ -125,6 +128,13 @@ def learn_command(
         common.print_json({"checkpoint": str(checkpoint), **report})
     else:
         _tell(learner, checkpoint)
+
+
+def _how_to_continue(checkpoint: Path) -> str:
+    """What is left of a task that was stopped."""
+    if not checkpoint.exists():
+        return "nothing was saved yet; repeat the command to begin again"
+    return f"repeat the command to continue; {checkpoint} holds the learner as it was before this task"
 
 
 def _read(graph: str, checkpoint: Path, options: dict[str, Any]) -> Graph:

@@ -71,7 +71,7 @@ def check_folder(folder: Path, spec: RunSpec, resume: bool) -> None:
         raise EvergraphError(f"{folder} holds a run already; add --resume to go on with it, or name another with --out")
     saved = read_record(config, RunRecord, "name another folder with --out")["spec"]
     if keys := spec.differences(saved):
-        raise EvergraphError(f"{folder} holds a run with other settings ({', '.join(keys)}); name another with --out")
+        raise EvergraphError(f"{folder} holds a run with other settings ({'; '.join(keys)}); name another with --out")
 
 
 def check_same_graph(source: str, graph: str, known: str, place: str | Path) -> None:
