@@ -79,6 +79,7 @@ class _Group(TyperGroup):
 
 def main() -> None:
     """Entry point: bad input prints one line on stderr and exits with status 2; Ctrl-C exits with 130."""
+    warnings.simplefilter("always", EvergraphWarning, append=True)  # `_notes` shows each once for every call of `main`
     warnings.showwarning = _notes()
     try:
         program.ready()
