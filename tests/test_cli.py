@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -494,7 +495,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(call: Call, tmp_path: Path
     assert result_of(call(*words, "--resume")) == first  # finished: nothing to do
     status, _, err = call(*words, "--resume", "--lr", "0.5")
     assert status == 2
-    assert "here holds a run with other settings (training)" in err
+    assert "here holds a run with other settings (training: lr)" in err
 
 
 def test_nothing_looks_finished_unless_it_is(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -595,7 +596,7 @@ def test_a_comparison_of_streams_and_orders(call: Call, tmp_path: Path, monkeypa
     assert len((tmp_path / "here/results.jsonl").read_text().splitlines()) == 8
     status, _, said = call(*words, "--resume", "--lr", "0.5")
     assert status == 2
-    assert "was run with other settings (training)" in said
+    assert "was run with other settings (training: lr)" in said
 
 
 def test_a_comparison_goes_on_with_what_is_left(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -673,6 +674,49 @@ def test_a_model_that_diverges_is_one_line(call: Call, tmp_path: Path, command: 
     assert "diverged" in err
     assert "lr (now 1e+30)" in err
     assert not list(tmp_path.rglob("result.json"))
+
+
+# help
+
+
+def test_help_is_wrapped_for_the_terminal_and_gives_flags_no_type(evergraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    for command in ("learn", "compare"):
+        status, out, _ = evergraph(command, "--help")
+        assert status == 0
+        assert not re.search(r"--(json|help|directed)\b.*<bool>", out)
+        about = [line.strip() for line in out.partition("╭")[0].splitlines()]
+        full = [line for line, after in pairwise(about) if line and after]  # lines that another one follows
+        assert min(map(len, full)) > 90, full
+    status, out, _ = evergraph("--help")
+    assert "<bool>" not in out
+
+
+def test_help_may_be_read_in_part(evergraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `evergraph run --help | head`: rich ends the program, since nobody reads its output any more."""
+
+    monkeypatch.setattr("rich.console.Console._write_buffer", lambda console: console.on_broken_pipe())
+    monkeypatch.setattr("evergraph.cli.drop_output", lambda: None)
+    monkeypatch.setattr("rich.console.Console.on_broken_pipe", _ends_as_rich_does)
+    status, _, err = evergraph("run", "--help")
+    assert (status, err) == (0, "")
+
+
+def _ends_as_rich_does(console: object) -> None:
+    try:
+        raise BrokenPipeError
+    except BrokenPipeError:
+        raise SystemExit(1)  # noqa: B904 - rich raises it like this
+
+
+@pytest.mark.parametrize(
+    ("words", "close"),
+    [(["--method", "finetun"], "finetune"), (["--set", "ridg=1"], "ridge"), (["--model", "sgc", "--epochs", "1"], "")],
+)
+def test_a_mistyped_name_is_met_with_the_closest_one(call: Call, words: list[str], close: str) -> None:
+    status, _, err = call("run", SMALL, *words)
+    assert status == 2
+    assert err.rstrip().endswith(f"; did you mean {close}?" if close else "prototype-network")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

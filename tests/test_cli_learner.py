@@ -343,6 +343,15 @@ def stop_at(monkeypatch, epoch):
     monkeypatch.setattr(Learner, "learn", learn)
 
 
+def test_stopped_before_anything_was_saved_it_promises_nothing(evergraph, graph_file, tmp_path, monkeypatch):
+    stop_at(monkeypatch, 2)
+    monkeypatch.setattr(driver, "CHECKPOINT_SECONDS", 1e9)
+    status, _, error = evergraph("learn", graph_file(), "--checkpoint", tmp_path / "learner", *CURVATURE)
+    assert status == 130
+    assert "stopped; nothing was saved yet; repeat the command to begin again" in error
+    assert not (tmp_path / "learner").exists()
+
+
 @pytest.mark.parametrize("at", ["first task", "second task"])
 def test_stopped_in_the_middle_it_goes_on_or_drops_the_task(evergraph, graph_file, tmp_path, monkeypatch, at):
     graph, whole, folder = graph_file(), tmp_path / "whole", tmp_path / "learner"
@@ -431,6 +440,8 @@ def test_bad_input(evergraph, graph_file, tmp_path):
     known = graph_file("bare.pt", labels=False)
     bad(evergraph("predict", known, "--checkpoint", folder, "--out", graph / "p.csv"), "cannot write")
     bad(evergraph("info", tmp_path), "holds no checkpoint")
+    for words in (["predict", known, "--checkpoint"], ["forget", known, "--nodes", "1", "--checkpoint"], ["info"]):
+        bad(evergraph(*words, tmp_path / "nowhere"), "there is no folder", "nowhere; name one that holds a learner")
     torch.save(Data(x=torch.zeros(0, 8), edge_index=torch.zeros(2, 0, dtype=torch.long)), tmp_path / "empty.pt")
     for command in ("learn", "predict"):
         bad(evergraph(command, tmp_path / "empty.pt", "--checkpoint", folder), "empty")

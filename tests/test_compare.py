@@ -226,6 +226,17 @@ def test_the_table_of_rows_names_a_metric_other_than_accuracy(capsys: pytest.Cap
     assert [row["metric"] for row in table] == ["accuracy"] * 2 + ["mae"] * 2
 
 
+def test_names_of_methods_break_after_hyphens_where_the_table_is_narrow(capsys: pytest.CaptureFixture[str]) -> None:
+    spent = {"seconds": 1.0, "kept_bytes": [[0]], "metrics": {key: {"values": [0.5] * 3} for key in ("ap", "af")}}
+    rows = table_rows({**one, **spent, "method": "stand-in-curvature"} for one in RESULTS[1:3])
+    Console(width=200).print(comparison_table(rows))
+    assert " stand-in-curvature " in capsys.readouterr().out
+    Console(width=80).print(comparison_table(rows))
+    first = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert "stand-in-" in first
+    assert "curvature" in first
+
+
 def test_holm_counts_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     from evergraph.evaluation import significance
 

@@ -245,6 +245,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "people.csv:edges=follows.csv": ({}, "1 of 8 features are missing, in column 'height' (1); missing='mean'"),
     "people.csv:edges=follows.csv,features=city": ({}, "column 'city' holds text and cannot be a feature"),
     "people.csv:edges=follows.csv,missing=guess": ({}, "missing='guess'"),
+    "people.csv,edges=follows.csv,missing=mean": (
+        {},
+        "follow a colon; write people.csv:edges=follows.csv,missing=mean",
+    ),
+    "people.csv,edges=follows.csv": ({}, "settings of a table follow a colon; write people.csv:edges=follows.csv"),
     "people.csv:edge=follows.csv": ({}, "unknown setting of people.csv 'edge'; choose one of: edges"),
     "people.csv:edges=far.csv,missing=zero": ({"far.csv": "a,b\nada,zoe\n"}, "row 1 names node 'zoe'"),
     "shop.csv:edges=sold.csv": (

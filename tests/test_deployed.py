@@ -18,6 +18,7 @@ from evergraph.cli.learner import card_lines
 from evergraph.core.symmetric import unpack
 from evergraph.data.datasets.sbm import sbm
 from evergraph.evaluation import METRICS
+from evergraph.experiments.told import show_bytes
 from evergraph.problems import problem_of
 from evergraph.training.calibration import GRID, PRIOR, best_temperature, losses_at_temperatures
 from evergraph.training.description import describe
@@ -410,7 +411,9 @@ def test_the_model_card_says_what_was_learned_and_what_is_kept(evergraph, learne
     assert card["temperature"] == pytest.approx(learner.temperature)
     assert card["unknown_above"] == pytest.approx(familiar_of(learner.records).threshold(0.05))
     text = " ".join(evergraph("info", tmp_path / "kept")[1].split())
-    for part in ("kept of tasks", "statistics", "probabilities", "unknown classes", "for validation", "% false alarms"):
+    total = f"statistics ({show_bytes(sum(card['kept_bytes'].values()))}: gram {show_bytes(card['kept_bytes']['gram'])}"
+    assert total in text
+    for part in ("kept of tasks", "probabilities", "unknown classes", "for validation", "% false alarms"):
         assert part in text
 
 

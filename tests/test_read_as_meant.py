@@ -45,6 +45,14 @@ def learned(of: eg.Graph) -> eg.Learner:
     return learner
 
 
+def test_a_note_points_to_the_line_of_the_user() -> None:
+    """Not to the file of this package, or of torch, in which it arose."""
+    data = Data(x=torch.tensor(X), edge_index=torch.tensor(EDGES), y=torch.tensor(Y))
+    with pytest.warns(EvergraphWarning) as notes:
+        eg.Learner(eg.RandomFeatures(hidden=16), "analytic", epochs=2).learn(data)
+    assert {note.filename for note in notes} == {__file__}
+
+
 # weights
 
 
@@ -113,6 +121,8 @@ def test_a_column_that_may_hold_the_classes_is_named() -> None:
     text = told(lambda: eg.from_tables(nodes, ENDS, undirected=True))
     assert "'title', 'fruit'; give each of their values a column of 0 and 1; if 'fruit' holds the classes" in text
     assert text.endswith("add label=fruit")
+    several = told(lambda: eg.from_tables({**nodes, "town": NODES["label"]}, ENDS, undirected=True))
+    assert several.endswith("if one of them holds the classes, add label=COLUMN")
     with pytest.warns(EvergraphWarning), pytest.raises(eg.EvergraphError, match=r"name a table's column.*label=COLUMN"):
         eg.Task.of(eg.from_tables(nodes, ENDS, undirected=True))
     assert "add label=" not in told(lambda: eg.from_tables({**nodes, "label": Y}, ENDS, undirected=True))
@@ -360,6 +370,15 @@ def test_a_list_of_graphs_has_no_other_test_graph() -> None:
         learner.evaluate([month], test_graph="seen")
     with pytest.raises(eg.EvergraphError, match="unknown test graph 'other'"):
         learner.evaluate([month], test_graph="other")
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_reading_both_directions_can_be_confirmed(directed: bool, evergraph, tmp_path: Path) -> None:
+    np.savez(tmp_path / "one-way.npz", x=X, edge_index=EDGES, y=Y)
+    words = ["convert", tmp_path / "one-way.npz", tmp_path / "folder"]
+    status, _, err = evergraph(*words, "--directed" if directed else "--undirected")
+    assert (status, err) == (0, "")
+    assert as_graph(tmp_path / "folder").directed == directed
 
 
 @pytest.mark.parametrize("directed", [False, True])

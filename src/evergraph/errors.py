@@ -1,9 +1,12 @@
 """The error and the warning that users see: a single line that names the value and the fix."""
 
 import re
+import sys
 import warnings
 from collections.abc import Iterable
+from difflib import get_close_matches
 from traceback import walk_tb
+from types import FrameType
 
 OUT_OF_MEMORY = re.compile(
     r"out of memory|not enough memory|can't allocate|unable to allocate|bad_alloc", re.IGNORECASE
@@ -32,13 +35,24 @@ class EvergraphWarning(UserWarning):
 
 
 def tell(message: str) -> None:
-    """Warn in one line about how an input was handled; shown once per call site."""
-    warnings.warn(message, EvergraphWarning, stacklevel=3)
+    """Warn in one line about how an input was handled; shown once for each line of the user's code."""
+    warnings.warn(message, EvergraphWarning, stacklevel=_users_level())
+
+
+def _users_level() -> int:
+    """The `stacklevel` for `tell` of the innermost frame that is neither ours nor an array library's."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and _owner(frame) in ("evergraph", *ARRAY_LIBRARIES):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> EvergraphError:
     """Return the error for an unknown name, which lists the valid choices."""
-    return EvergraphError(f"unknown {kind} {shown(name)}; choose one of: {', '.join(map(in_a_list, choices))}")
+    names = list(map(in_a_list, choices))
+    close = get_close_matches(name, names, n=1, cutoff=0.75) if isinstance(name, str) else []
+    meant = f"; did you mean {close[0]}?" if close else ""
+    return EvergraphError(f"unknown {kind} {shown(name)}; choose one of: {', '.join(names)}{meant}")
 
 
 def no_such_class(graph: str, level: str, name: object, choices: Iterable[object]) -> EvergraphError:
@@ -90,6 +104,10 @@ def lacks(owner: object, method: str) -> EvergraphError:
 
 def is_ours(error: BaseException) -> bool:
     """Whether an error arose in this package, or in an array library that it called, and not in a plug-in's code."""
-    frames = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
-    owners = [owner for name in frames if (owner := name.partition(".")[0]) not in ARRAY_LIBRARIES]
+    owners = [owner for frame, _ in walk_tb(error.__traceback__) if (owner := _owner(frame)) not in ARRAY_LIBRARIES]
     return not owners or owners[-1] == "evergraph"
+
+
+def _owner(frame: FrameType) -> str:
+    """The package that a frame's code belongs to."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import warnings
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from evergraph import program
 from evergraph.cli.failures import Stopped, drop_output, flush, one_line, prepare_streams
@@ -41,6 +43,7 @@ def make_app() -> typer.Typer:
     )
 
     app = typer.Typer(
+        cls=_Group,
         help="Graph neural networks that keep learning when new classes arrive and old data is gone.",
         no_args_is_help=True,
         add_completion=False,
@@ -50,11 +53,33 @@ def make_app() -> typer.Typer:
     app.callback()(_every_command)
     for module in (run, compare, tune, leak, learner, predict, evaluate, why, forget, report, bench, convert, paper):
         module.add_commands(app)
+    for command in app.registered_commands:
+        command.cls = _Command
+        paragraphs = inspect.cleandoc(getattr(command.callback, "__doc__", None) or "").split("\n\n")
+        command.help = "\n\n".join(" ".join(text.split()) for text in paragraphs)  # wrapped for the terminal
     return app
+
+
+def _flags_alone(params: list[Any]) -> list[Any]:
+    """The same parameters, without a type for flags, which take no value."""
+    for param in params:
+        param.metavar = "" if getattr(param, "is_flag", False) else param.metavar
+    return params
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> Any:
+        return _flags_alone(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> Any:
+        return _flags_alone(super().get_params(ctx))
 
 
 def main() -> None:
     """Entry point: bad input prints one line on stderr and exits with status 2; Ctrl-C exits with 130."""
+    warnings.simplefilter("always", EvergraphWarning, append=True)  # `_notes` shows each once for every call of `main`
     warnings.showwarning = _notes()
     try:
         program.ready()
@@ -98,6 +123,8 @@ def _run(words: list[str]) -> int:
     except Stopped:
         raise
     except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # rich's way to say that nobody reads its output any more
+            raise error.__context__ from None
         place = in_a_plugin(error)
         raise EvergraphError(f"{place or 'some code'} called sys.exit; let it raise an error instead") from None
 

@@ -25,13 +25,19 @@ def bench_command(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, smaller graphs.")] = False,
     large: Annotated[bool, typer.Option("--large", help="Also train 2.4M nodes and 60M edges from disk.")] = False,
     distributed: Annotated[
-        bool, typer.Option("--distributed", help="Only several processes: training, and the closed form over parts.")
+        bool,
+        typer.Option(
+            "--distributed", help="Measure several processes alone: training, and the closed form on a graph in parts."
+        ),
     ] = False,
     nodes: Annotated[int, typer.Option(help="With --distributed: nodes of the largest graph.", min=1000)] = 10_000_000,
-    processes: Annotated[str, typer.Option(help="With --distributed: numbers of processes.")] = "1,2,4,8",
-    training: Annotated[bool, typer.Option(help="With --distributed: training steps too.")] = True,
+    processes: Annotated[
+        str, typer.Option(help="With --distributed: numbers of processes, comma-separated.")
+    ] = "1,2,4,8",
+    training: Annotated[bool, typer.Option(help="With --distributed: measure training steps too.")] = True,
     seconds: Annotated[
-        float | None, typer.Option(help="With --distributed: begin and keep no run past so many seconds.", min=1)
+        float | None,
+        typer.Option(help="With --distributed: start no run, and keep none, after this many seconds.", min=1),
     ] = None,
     save: Annotated[
         Path | None, typer.Option(help="With --distributed: a .json file of the figures, written after every run.")
@@ -41,7 +47,7 @@ def bench_command(
     data_root: common.DataRoot = None,
     threads: Annotated[int, typer.Option(help="Threads of torch; 1 is the steadiest.", min=1)] = 1,
 ) -> None:
-    """Measure speed on this machine: ratios of medians, with contenders run alternately."""
+    """Measure speed on this machine, from a clone of the repository: ratios of medians over alternating runs."""
     from evergraph.training import pick_device
 
     if distributed:

@@ -85,7 +85,10 @@ ModelSet = Annotated[
     list[str] | None, typer.Option("--model-set", metavar="KEY=VALUE", help="Set a hyper-parameter of the model.")
 ]
 Seeds = Annotated[int, typer.Option(help="Number of seeds: 0, 1, …", min=1)]
-Jobs = Annotated[int | None, typer.Option(help="Number of parallel processes, one seed each.", min=1, max=1024)]
+Jobs = Annotated[
+    int | None,
+    typer.Option(help="Number of runs side by side, in processes of their own; 1 by default.", min=1, max=1024),
+]
 On = Annotated[
     str,
     typer.Option(help="Where to run. " + "; ".join(f"{name}: {what}" for name, what in ENGINES.items())),
@@ -122,7 +125,12 @@ Split = Annotated[str | None, typer.Option(help="given: the data's own masks, if
 TaskIncremental = Annotated[bool, typer.Option("--task-incremental", help="The task is known at test time.")]
 EdgesBetween = Annotated[bool, typer.Option("--edges-between-tasks", help="Keep edges to earlier tasks' nodes.")]
 Directed = Annotated[
-    bool, typer.Option("--directed", help="Keep the directions of the edges; by default each is read in both.")
+    bool | None,
+    typer.Option(
+        "--directed/--undirected",
+        help="Keep the directions of the edges, or read each in both. By default each is read in both, with a note "
+        "where only one is given.",
+    ),
 ]
 Problem = Annotated[str | None, typer.Option(help=f"{_choices(PROBLEMS)}; the stream's own by default.")]
 Metric = Annotated[str | None, typer.Option(help=f"{_choices(METRICS)}; the problem's own by default.")]
@@ -132,15 +140,17 @@ Hidden = Annotated[int | None, typer.Option(help="Width of the hidden layer; the
 
 def _training_option(kind: Any, about: str, name: str, *flags: str) -> Any:
     """An option of `Training`; if it is not given, the method's own value applies, else the default named here."""
-    return Annotated[kind | None, typer.Option(*flags, help=f"{about} (default: {getattr(DEFAULTS, name)})")]
+    return Annotated[
+        kind | None, typer.Option(*flags, help=f"{about} (default: the method's own, or {getattr(DEFAULTS, name)})")
+    ]
 
 
 LabelScope = _training_option(str, f"Classes in the training softmax: {_choices(LABEL_SCOPES)}.", "label_scope")
-Reduction = _training_option(str, "sum or mean of the loss over a batch.", "reduction")
+Reduction = _training_option(str, "How the loss is reduced over a batch: sum or mean.", "reduction")
 Epochs = _training_option(int, "Passes over a task's training nodes.", "epochs")
 LearningRate = _training_option(float, "The optimizer's learning rate.", "lr", "--lr")
 WeightDecay = _training_option(float, "The optimizer's L2 term.", "weight_decay")
-BatchSize = _training_option(int, "Seed nodes in a batch; 0 for full batch.", "batch_size")
+BatchSize = _training_option(int, "Training nodes in a batch; 0 for all of them.", "batch_size")
 Patience = _training_option(
     int, "Epochs without a better validation loss before a task stops; 0 never stops early.", "patience"
 )
@@ -157,7 +167,7 @@ AverageLast = _training_option(
 FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25; by default all are used.")]
 
 RuleSet = Annotated[
-    list[str] | None, typer.Option("--rule-set", metavar="KEY=VALUE", help="Set a setting of the rule, e.g. tasks=3.")
+    list[str] | None, typer.Option("--rule-set", metavar="KEY=VALUE", help="A setting of the rule, e.g. tasks=3.")
 ]
 Ranges = Annotated[
     list[str] | None,
@@ -194,7 +204,7 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "split": (Split, None),
     "task_incremental": (TaskIncremental, False),
     "edges_between_tasks": (EdgesBetween, False),
-    "directed": (Directed, False),
+    "directed": (Directed, None),
     "problem": (Problem, None),
     "metric": (Metric, None),
     "label_scope": (LabelScope, None),
@@ -292,6 +302,11 @@ def tell_undeclared(results: Iterable[dict[str, Any]]) -> None:
         tell(note)
 
 
+def undirected(directed: bool | None) -> bool | None:
+    """`undirected`, as graphs are read with it, from --directed or --undirected; None if neither is given."""
+    return None if directed is None else not directed
+
+
 STREAM_OPTIONS = (
     "classes_per_task", "min_class_size", "test_graph", "task_incremental", "edges_between_tasks", "scenario", "by",
     "bins", "blur", "split",
@@ -306,8 +321,7 @@ def named_method(method: str | None, source: str, options: dict[str, Any]) -> st
     problem = options["problem"] or (dataset.problem if dataset is not None else "")
     if problem and PROBLEMS[problem].kind != "numbers":
         return default_method(options["model"], problem)
-    undirected = False if options["directed"] else None
-    graph = find_graph(source, options["data_root"], undirected, about_numbers(problem))[0]
+    graph = find_graph(source, options["data_root"], undirected(options["directed"]), about_numbers(problem))[0]
     all_known = targets_known(graph) and not (graph.num_classes > 1 and _by_columns(options, dataset))
     return default_method(options["model"], problem or problem_of(graph), all_known=all_known)
 
@@ -332,10 +346,10 @@ def make_spec(
     if options["pieces"]:
         preferred["epochs"] = 1
     test_graph, *also_test = names_of("test graph", [options["test_graph"]])
-    directed = {"undirected": False} if options["directed"] else {}
+    edges = {} if options["directed"] is None else {"undirected": undirected(options["directed"])}
     return RunSpec(
         source=source,
-        stream={**chosen, "test_graph": test_graph, "order": parse_order(options["order"]), **directed},
+        stream={**chosen, "test_graph": test_graph, "order": parse_order(options["order"]), **edges},
         method=method,
         settings=settings,
         **model_options(options),

@@ -74,9 +74,12 @@ def compare_command(
     methods: Annotated[
         str, typer.Option(help="Comma-separated names, or all.")
     ] = "auto,stand-in-curvature,finetune,joint",
-    order: Annotated[list[str] | None, typer.Option(help="A class order; may be repeated.")] = None,
+    order: Annotated[
+        list[str] | None, typer.Option(help="A class order as in `run`, labelled by default; may be repeated.")
+    ] = None,
     test_graph: Annotated[
-        list[str] | None, typer.Option(help="Test graphs, comma-separated; one training run serves all.")
+        list[str] | None,
+        typer.Option(help="Test graphs as in `run`, comma-separated, task by default; one training run serves all."),
     ] = None,
     vary: Annotated[
         list[str] | None,

@@ -25,7 +25,7 @@ def convert_command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split of a graph in parts, if it has none.", min=0)] = 0,
     json: common.Json = False,
-    directed: common.Directed = False,
+    directed: common.Directed = None,
     data_root: common.DataRoot = None,
 ) -> None:
     """Convert a graph to a folder of mapped arrays, which is read from disk as needed.
@@ -38,7 +38,7 @@ def convert_command(
     from evergraph.data.parts import write_parts
 
     try:
-        graph, _ = find_graph(stream, data_root, False if directed else None)
+        graph, _ = find_graph(stream, data_root, common.undirected(directed))
     except NumbersError:
         raise not_convertible(stream) from None
     if parts is None:

@@ -44,7 +44,7 @@ def evaluate_command(
     metric: common.Metric = None,
     by_class: Annotated[bool, typer.Option("--by-class", help="Also show the accuracy of each class.")] = False,
     json: common.Json = False,
-    directed: common.Directed = False,
+    directed: common.Directed = None,
     device: common.Device = "auto",
     data_root: common.DataRoot = None,
 ) -> None:
@@ -60,7 +60,7 @@ def evaluate_command(
     if by_class and metric not in (None, "accuracy", "balanced-accuracy"):
         raise EvergraphError(f"--by-class shows accuracies; leave --metric {metric} out")
     numbers = learner.problem.kind == "numbers"
-    data = [find_graph(source, data_root, False if directed else None, numbers)[0] for source in graphs]
+    data = [find_graph(source, data_root, common.undirected(directed), numbers)[0] for source in graphs]
     if learner.problem.name == LinkPrediction.name:
         data = [as_existing_links(graph) for graph in data]
     for source, graph in zip(graphs, data):

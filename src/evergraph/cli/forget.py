@@ -32,7 +32,7 @@ def forget_command(
         bool, typer.Option("--keep-in-graph", help="Keep the nodes in the graph as unlabelled neighbours.")
     ] = False,
     json: common.Json = False,
-    directed: common.Directed = False,
+    directed: common.Directed = None,
     device: common.Device = "auto",
     data_root: common.DataRoot = None,
 ) -> None:
@@ -45,7 +45,7 @@ def forget_command(
         raise EvergraphError("say what to forget: --nodes 3,17 or --classes spam")
 
     def change(learner: Learner) -> int:
-        undirected, numbers = False if directed else None, learner.problem.kind == "numbers"
+        undirected, numbers = common.undirected(directed), learner.problem.kind == "numbers"
         data = [find_graph(source, data_root, undirected, numbers)[0] for source in (graph, *(later or ()))]
         named = parsing.class_names(classes)
         return learner.forget(parse_nodes(nodes, data[0]), data, classes=named, keep_in_graph=keep_in_graph)

@@ -29,7 +29,7 @@ def leak_command(
     seeds: common.Seeds = 3,
     json: common.Json = False,
 ) -> None:
-    """Measure how much each test graph reveals: how often the nearest feature mean identifies the right task.
+    """Measure how much each test graph reveals: how often the right task is guessed from mean features alone.
 
     Nothing is trained. A score of 100 means that the test graph gives the task away.
     """

@@ -20,6 +20,7 @@ from evergraph.data.parts import read_parts, task_of_parts
 from evergraph.data.streams import about_numbers
 from evergraph.errors import EvergraphError, in_a_list
 from evergraph.evaluation import METRICS
+from evergraph.experiments import told
 from evergraph.methods import METHODS, make_method, parts_of, preferred_model
 from evergraph.models import make_model
 from evergraph.problems import PROBLEMS, problem_of
@@ -98,9 +99,12 @@ def learn_command(
             _refuse_again(graph, learner, task, before)
         return learner, task
 
-    hint = f"repeat the command to continue; {checkpoint} holds the learner as it was before this task"
     bar = common.progress_bar(f"{graph} {chosen}", 1)
-    with common.on_interrupt(lambda: hint), together.shared_folder(checkpoint) as folder, bar as update:
+    with (
+        common.on_interrupt(lambda: _how_to_continue(checkpoint)),
+        together.shared_folder(checkpoint) as folder,
+        bar as update,
+    ):
         try:
             learner = learn_in_folder(
                 folder,
@@ -126,10 +130,17 @@ def learn_command(
         _tell(learner, checkpoint)
 
 
+def _how_to_continue(checkpoint: Path) -> str:
+    """What is left of a task that was stopped."""
+    if not checkpoint.exists():
+        return "nothing was saved yet; repeat the command to begin again"
+    return f"repeat the command to continue; {checkpoint} holds the learner as it was before this task"
+
+
 def _read(graph: str, checkpoint: Path, options: dict[str, Any]) -> Graph:
     """Read the graph, or this process's share of one in parts; `options` get the problem if they name none."""
     problem = options["problem"] or problem_learned(checkpoint)
-    undirected = False if options["directed"] else None
+    undirected = common.undirected(options["directed"])
     if is_parts(graph):
         data = read_parts(graph)[0]
     else:
@@ -269,13 +280,21 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"task {number}", f"{learned}{steps}{where}{gone}"
     card = about["card"]
     if card["keeps"] is not None:
-        sizes = ", ".join(f"{name} {size:,} bytes" for name, size in card["kept_bytes"].items())
-        yield "kept of tasks", f"{', '.join(card['keeps']) or 'nothing'} ({sizes or 'nothing besides the model'})"
+        yield "kept of tasks", _kept(card["keeps"], card["kept_bytes"])
     if kind is None or kind.kind == "classes":
         fitted = f"outputs are divided by {card['temperature']:.3g}, fitted on validation examples"
         unfitted = "from outputs as they are; no validation examples to fit a temperature to"
         yield "probabilities", unfitted if card["temperature"] == 1 else fitted
         yield "unknown classes", in_words(card["unknown_above"], card["false_alarms"])
+
+
+def _kept(kinds: list[str], sizes: dict[str, int]) -> str:
+    """What is kept of tasks and how much, with the names of the largest pieces."""
+    large = sorted(sizes, key=lambda name: -sizes[name])[:3]
+    pieces = [f"{name} {told.show_bytes(sizes[name])}" for name in large]
+    rest = [f"{len(sizes) - len(large)} smaller ones"] if len(sizes) > len(large) else []
+    total = f"{told.show_bytes(sum(sizes.values()))}: {', '.join([*pieces, *rest])}"
+    return f"{', '.join(kinds) or 'nothing'} ({total if sizes else 'nothing besides the model'})"
 
 
 def _learns_without_epochs(about: dict[str, Any]) -> bool:

@@ -26,25 +26,31 @@ def add_commands(app: typer.Typer) -> None:
 
 def paper_command(
     dataset: Annotated[
-        str, typer.Option(help=f"{', '.join(DATASETS)}, several with commas, or all for the paper's three.")
+        str, typer.Option(help=f"{', '.join(DATASETS)} (comma-separated), or all for the paper's three.")
     ] = "coauthor-cs",
     protocol: Annotated[str, typer.Option(help="paper, best, both, or field: all methods at equal bytes.")] = "both",
     seeds: common.Seeds = 3,
-    methods: Annotated[str | None, typer.Option(help="Rows with commas; all by default.")] = None,
-    studies: Annotated[bool, typer.Option(help="Also the studies, which the protocols name.")] = True,
-    study: Annotated[str | None, typer.Option(help="These studies alone, with commas, without the table.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Rows of the table, comma-separated; all by default.")] = None,
+    studies: Annotated[bool, typer.Option(help="Also run the studies that the protocols name.")] = True,
+    study: Annotated[str | None, typer.Option(help="Only these studies, comma-separated, without the table.")] = None,
     rule: Annotated[
-        str | None, typer.Option(help=f"Rule of selection for rows that search: {', '.join(SELECTION_RULES)}.")
+        str | None,
+        typer.Option(help=f"The rule that chooses settings, for rows that search: {', '.join(SELECTION_RULES)}."),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Fewer epochs than the protocol, to try things.", min=1)] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes side by side.", min=1)] = None,
+    epochs: Annotated[int | None, typer.Option(help="Fewer epochs than the protocol's, for a trial.", min=1)] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Number of runs side by side, in processes of their own.", min=1)
+    ] = None,
     on: common.On = "local",
     device: common.Device = "auto",
     data_root: common.DataRoot = None,
     out: common.Out = None,
     resume: common.Resume = False,
     statistics: Annotated[
-        bool, typer.Option("--statistics", help="Print the paper's Table 2 beside the data at hand; run nothing.")
+        bool,
+        typer.Option(
+            "--statistics", help="Print the paper's Table 2 beside the counts of the data found here; run nothing."
+        ),
     ] = False,
     json: common.Json = False,
 ) -> None:

@@ -59,7 +59,7 @@ def predict_command(
     ignore_labels: Annotated[
         bool, typer.Option("--ignore-labels", help="Predict even if the graph's labels name classes never learned.")
     ] = False,
-    directed: common.Directed = False,
+    directed: common.Directed = None,
     device: common.Device = "auto",
     data_root: common.DataRoot = None,
 ) -> None:
@@ -71,7 +71,11 @@ def predict_command(
     if processes > 1 and launched() == 1:
         raise typer.Exit(together.launch(processes))
     if is_parts(graph):
-        for option, given in (("--nodes", nodes), ("--unknown", unknown), ("--directed", directed or None)):
+        for option, given in (
+            ("--nodes", nodes),
+            ("--unknown", unknown),
+            ("--directed" if directed else "--undirected", directed),
+        ):
             if given is not None:
                 raise EvergraphError(f"{graph} is in parts, all of which are predicted as they are; leave out {option}")
         pyarrow = _parquet()
@@ -89,7 +93,7 @@ def predict_command(
         raise EvergraphError(f"{graph} is not a graph in parts; predict it in one process, or convert it with --parts")
     parquet = _parquet() if out is not None and _checked_format(out, graph) == ".parquet" else None
     learner = Learner.load(checkpoint, device=device)
-    data = find_graph(graph, data_root, False if directed else None, learner.problem.kind == "numbers")[0]
+    data = find_graph(graph, data_root, common.undirected(directed), learner.problem.kind == "numbers")[0]
     if not ignore_labels and unknown is None:
         _check_labels(data, learner, checkpoint)
     prediction = _predicted(learner, data, parse_nodes(nodes, data), classes, unknown, uncalibrated)

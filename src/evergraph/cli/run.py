@@ -161,7 +161,7 @@ def side_by_side(
 
 
 def methods_command(json: common.Json = False) -> None:
-    """List the methods."""
+    """List the methods: their hyper-parameters, as --set takes them, what they keep, and their papers."""
     rows: list[dict[str, Any]] = [
         {"name": name, "family": kind.family, "reference": kind.reference, **_settings_and_access(kind)}
         for name, kind in METHODS.items()

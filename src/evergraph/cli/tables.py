@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import Any
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +24,21 @@ def listing(*columns: str) -> Table:
     for number, column in enumerate(columns):
         table.add_column(column, no_wrap=number == 0, overflow="fold")
     return table
+
+
+class _Hyphenated:
+    """Text that breaks at spaces and after hyphens, and elsewhere only where a part is wider than the column."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(8, len(self.text)), len(self.text))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(options.max_width, 1)
+        words = [self.text] if len(self.text) <= width else self.text.split()
+        yield Text("\n".join(line for word in words for line in wrap(word, width)))
 
 
 def metric_unit(results: list[dict[str, Any]]) -> str:
@@ -110,7 +127,7 @@ def _tables(rows: list[dict[str, Any]], about: str, caption: str) -> Group:
         if leak := members[0].get("leak"):
             title += f"; leak score {leak['mean']:.1f} (chance {leak['chance']:.1f})"
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("method", min_width=8, overflow="fold")
+        table.add_column("method", min_width=8)
         unit = metric_unit([{"protocol": row.get("protocol", row)} for row in members])
         for name in (f"AP{unit}", f"AF{unit}", "seconds", "bytes kept"):
             table.add_column(name, justify="right", no_wrap=True)
@@ -118,6 +135,6 @@ def _tables(rows: list[dict[str, Any]], about: str, caption: str) -> Group:
         for row, (ap, af) in zip(members, told.ap_and_af(members)):
             numbers = [ap, af, f"{row['seconds']:.1f}", told.show_bytes(row["kept_bytes"])]
             access = "; ".join(word for word in (told.keeps(row), told.uses(row)) if word != "–")
-            table.add_row(row_label(row), *numbers, access)
+            table.add_row(_Hyphenated(row_label(row)), *numbers, access)
         tables.append(table)
     return Group(*tables, caption)

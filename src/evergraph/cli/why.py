@@ -30,13 +30,13 @@ def why_command(
     most: Annotated[int, typer.Option(help="How many nodes and features to list.", min=1)] = 5,
     picture: Annotated[Path | None, typer.Option(help="Draw the explanation to a .png, .pdf or .svg file.")] = None,
     json: common.Json = False,
-    directed: common.Directed = False,
+    directed: common.Directed = None,
     device: common.Device = "auto",
     data_root: common.DataRoot = None,
 ) -> None:
     """Explain a node's prediction: how much each neighbour and each feature adds to its logit."""
     learner = Learner.load(checkpoint, device=device)
-    data = find_graph(graph, data_root, False if directed else None, learner.problem.kind == "numbers")[0]
+    data = find_graph(graph, data_root, common.undirected(directed), learner.problem.kind == "numbers")[0]
     asked = parse_nodes(node, data) or []
     if len(asked) != 1:
         raise EvergraphError(f"--node {node}: name one node")

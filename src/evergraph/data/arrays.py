@@ -401,7 +401,7 @@ def make_adjacency(
         if undirected is None and both.nnz > matrix.nnz:
             tell(
                 f"{name}: {both.nnz - matrix.nnz:,} of {both.nnz:,} edges were given in one direction and are read in "
-                "both; undirected=False (--directed) keeps the directions"
+                "both; undirected=False (--directed) keeps the directions, True (--undirected) confirms both"
             )
         matrix = both
     matrix.sort_indices()

@@ -185,7 +185,8 @@ def _features(
     if text and not wanted:
         listed = ", ".join(_with_odd_cell(table, column) for column in text)
         repeating = () if labelled else [column for column in text if _repeats(table[column])]
-        hint = f"; if {repeating[0]!r} holds the classes, add label={repeating[0]}" if repeating else ""
+        one, label = (repr(repeating[0]), repeating[0]) if len(repeating) == 1 else ("one of them", "COLUMN")
+        hint = f"; if {one} holds the classes, add label={label}" if repeating else ""
         tell(f"{name}: columns of text are not features: {listed}; give each of their values a column of 0 and 1{hint}")
     if not chosen:
         raise EvergraphError(f"{name}: no column of numbers to take as features; its columns are: {', '.join(table)}")

@@ -51,9 +51,7 @@ SCENARIOS.register(
     Scenario("domain", "the same classes in another domain (a country, a shop): a task for each", by_attribute=True)
 )
 SCENARIOS.register(
-    Scenario(
-        "time", "examples arrive in the order of time, cut into intervals with equally many", by_attribute=True, bins=5
-    )
+    Scenario("time", "examples arrive in the order of time, in intervals of equal size", by_attribute=True, bins=5)
 )
 
 

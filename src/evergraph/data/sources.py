@@ -98,6 +98,9 @@ def find_graph(
                 f"{dataset.name} is an undirected graph; keep directions (--directed) of graphs of your own"
             )
         return dataset.graph(data_root, str(source).partition(":")[2]), dataset
+    nodes, _, settings = str(source).partition(",")
+    if ":" not in nodes and is_table(nodes) and "=" in settings and not exists(source):
+        raise EvergraphError(f"{nodes}: settings of a table follow a colon; write {nodes}:{settings}")
     if Path(source).suffix.lower() in GRAPH_FILES or is_table(source) or exists(source):
         return as_graph(source, undirected=undirected, numbers=numbers), unnamed
     raise unknown("stream", str(source), [*DATASETS, "a path to an .npz or .pt file", "nodes.csv:edges=edges.csv"])

@@ -112,7 +112,7 @@ def known_result(entries: Mapping[str, dict[str, Any]], key: str, spec: RunSpec)
     if key not in entries:
         return None
     if differ := spec.differences(entries[key]["spec"]):
-        raise EvergraphError(f"{RESULTS}: {key} was run with other settings ({', '.join(differ)}); use another --out")
+        raise EvergraphError(f"{RESULTS}: {key} was run with other settings ({'; '.join(differ)}); use another --out")
     result: dict[str, Any] = entries[key]["result"]
     if result["seeds"] != spec.seeds:  # seeds were added
         return None

@@ -71,7 +71,7 @@ def check_folder(folder: Path, spec: RunSpec, resume: bool) -> None:
         raise EvergraphError(f"{folder} holds a run already; add --resume to go on with it, or name another with --out")
     record = read_record(config, RunRecord, "name another folder with --out")
     if keys := spec.differences(record["spec"]):
-        raise EvergraphError(f"{folder} holds a run with other settings ({', '.join(keys)}); name another with --out")
+        raise EvergraphError(f"{folder} holds a run with other settings ({'; '.join(keys)}); name another with --out")
     for attempt in (record, record.get("resumed_with", {})):
         tell_changed(spec, attempt.get("versions", {}), folder)
 

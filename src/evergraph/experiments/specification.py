@@ -96,7 +96,8 @@ class RunSpec(metaclass=Checked):
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
         """Names of the fields that differ from a saved specification, ignoring the device and added seeds.
 
-        A field that is not saved has its default.
+        The settings that differ follow the name of a field that holds several, as in `training: epochs, lr`. A field
+        that is not saved has its default.
         """
         wanted, defaults = (json.loads(json.dumps(spec.as_dict())) for spec in (self, RunSpec(self.source)))
         earlier = {**defaults, **saved, "training": {**defaults["training"], **saved.get("training", {})}}
@@ -105,9 +106,22 @@ class RunSpec(metaclass=Checked):
                 spec["stream"] = {"order": settings_of(TaskStream)["order"], **spec["stream"]}
         if wanted["seeds"][: len(earlier["seeds"])] == earlier["seeds"]:
             earlier["seeds"] = wanted["seeds"]  # seeds may be added to a run
-        return [name for name in {**wanted, **earlier} if earlier.get(name) != wanted.get(name) and name != "device"]
+        apart = _differing(wanted, earlier)
+        return [_named(name, wanted.get(name), earlier.get(name)) for name in apart if name != "device"]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; without `pieces` if it is 0."""
         plain = {**asdict(self), "training": self.training.protocol()}
         return {key: value for key, value in plain.items() if key != "pieces" or value}
+
+
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """The keys whose values differ."""
+    return [key for key in {**first, **second} if first.get(key) != second.get(key)]
+
+
+def _named(field: str, wanted: Any, earlier: Any) -> str:
+    """The name of a field that differs, with the keys that do if both values are dictionaries."""
+    if isinstance(wanted, dict) and isinstance(earlier, dict):
+        return f"{field}: {', '.join(_differing(wanted, earlier))}"
+    return field

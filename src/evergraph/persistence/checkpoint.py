@@ -105,12 +105,19 @@ def _read_tree(index: dict[str, Any], path: Path) -> dict[str, Any]:
     return tree
 
 
+def no_checkpoint(folder: Path) -> EvergraphError:
+    """Return the error for a folder without a checkpoint."""
+    if not exists(folder):
+        return EvergraphError(f"there is no folder {folder}; name one that holds a learner")
+    return EvergraphError(f"{folder} holds no checkpoint (there is no {INDEX} in it)")
+
+
 def read_index(folder: str | Path) -> dict[str, Any]:
     """Read a checkpoint's index, with its tree still flat: cheap, and enough to describe it."""
     folder = Path(folder)
     path = folder / INDEX
     if not exists(path):
-        raise EvergraphError(f"{folder} holds no checkpoint (there is no {INDEX} in it)")
+        raise no_checkpoint(folder)
     index = read_json(path)
     if not isinstance(index, dict) or index.get("kind") != KIND or not isinstance(index.get("format"), int):
         raise EvergraphError(f"{path} is not an evergraph checkpoint; name a folder that Learner.save wrote")

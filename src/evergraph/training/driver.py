@@ -16,7 +16,7 @@ from typing import Any
 from evergraph.core.workers import workers
 from evergraph.data.tasks import Task
 from evergraph.errors import DivergedError, EvergraphError
-from evergraph.persistence.checkpoint import INDEX, read_index, read_plain, remove_tree
+from evergraph.persistence.checkpoint import INDEX, no_checkpoint, read_index, read_plain, remove_tree
 from evergraph.persistence.files import holds_something, taken_folder
 from evergraph.persistence.reading import content_hash
 from evergraph.training.learner import Learner
@@ -149,7 +149,7 @@ def learn_in_folder(
 def change_in_folder(folder: Path, change: Callable[[Learner], Any], *, device: str = "auto") -> tuple[Learner, Any]:
     """Change the learner that lives in a folder and save it; returns the learner and the result of `change`."""
     if not (folder / INDEX).exists():
-        raise EvergraphError(f"{folder} holds no checkpoint (there is no {INDEX} in it)")
+        raise no_checkpoint(folder)
     with taken_folder(folder, partial(load_learner, folder, device=device)) as learner:
         assert learner is not None
         if unfinished_task(folder):

@@ -105,7 +105,7 @@ class Explanation:
 
 
 def _called(depth: int) -> str:
-    return {0: "own features", 1: "one step away"}.get(depth, f"{depth} steps away")
+    return {0: "own features", 1: "one step away", 2: "two steps away"}.get(depth, f"{depth} steps away")
 
 
 def _listed(amounts: Sequence[Amount], most: int) -> str:

@@ -32,7 +32,10 @@ class CurrentTask(SelectionRule):
     """
 
     name = "current-task"
-    about = "each task's validation nodes right after learning it: the strongest hold that costs at most `margin`"
+    about = (
+        "each task's validation nodes right after learning it: the strongest protection that costs at most `margin` of "
+        "their accuracy"
+    )
 
     margin: BelowOne = 0.05
 

@@ -49,7 +49,10 @@ class StabilityDecay(SelectionRule):
     """
 
     name = "stability-decay"
-    about = "each task's validation nodes right after learning it: the first falling strength at `share` of fine-tuning"
+    about = (
+        "each task's validation nodes right after learning it: the first strength, from high to low, that reaches "
+        "`share` of fine-tuning's accuracy"
+    )
     proposes = True
 
     share: Annotated[float, Bounds(above=0, at_most=1)] = 0.8
