@@ -15,7 +15,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1)
 
 def spread(value: Mapping[str, float]) -> str:
     """Format mean and standard deviation."""
-    return f"{value['mean']:.1f} ± {value['std']:.1f}".replace("-", "−")
+    return f"{value['mean']:z.1f} ± {value['std']:.1f}".replace("-", "−")
 
 
 def with_tables(page: str, tables: str) -> str:
