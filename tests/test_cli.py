@@ -19,7 +19,7 @@ import scipy.sparse as sp
 import torch
 
 import evergraph as eg
-from evergraph.cli import common
+from evergraph.cli import printing
 from evergraph.evaluation import average_forgetting, average_performance
 from evergraph.experiments.heatmaps import heatmaps
 from evergraph.methods import METHODS
@@ -259,7 +259,7 @@ def test_progress_is_on_stderr_only(tmp_path: Path) -> None:
     """A real process: stdout is the object and nothing else, even though bars are drawn."""
 
     def command() -> None:
-        common.stderr = common.console(stderr=True)  # as a process makes it that finds such a terminal
+        printing.stderr = printing.console(stderr=True)  # as a process makes it that finds such a terminal
         command_line("run", SMALL, "--method", "finetune", "--json", *QUICK)()
 
     # wide enough for the whole line, which is drawn once more when a bar ends, however short the run was

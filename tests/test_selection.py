@@ -581,7 +581,7 @@ def test_a_trial_that_diverged_is_not_another_one_of_its_name(tmp_path: Path) ->
     (trial,) = search.run(FirstTasks(), [search.trial(FirstTasks(), "000", point)])
     assert "diverged" in trial.error
     assert search.run(FirstTasks(), [replace(trial, error="")]) == [trial]  # not run again
-    with pytest.raises(eg.EvergraphError, match="holds a run with other settings \\(training\\)"):
+    with pytest.raises(eg.EvergraphError, match="holds a run with other settings \\(training: lr\\)"):
         search.run(FirstTasks(), [search.trial(FirstTasks(), "000", {**point, "lr": 1e-3})])
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from evergraph.cli import common
+from evergraph.cli import flags, printing
 from evergraph.errors import EvergraphError
 from evergraph.persistence.files import write_atomically
 from evergraph.persistence.reading import as_json
@@ -42,9 +42,9 @@ def bench_command(
     save: Annotated[
         Path | None, typer.Option(help="With --distributed: a .json file of the figures, written after every run.")
     ] = None,
-    json: common.Json = False,
-    device: common.Device = "cpu",
-    data_root: common.DataRoot = None,
+    json: flags.Json = False,
+    device: flags.Device = "cpu",
+    data_root: flags.DataRoot = None,
     threads: Annotated[int, typer.Option(help="Threads of torch; 1 is the steadiest.", min=1)] = 1,
 ) -> None:
     """Measure speed on this machine, from a clone of the repository: ratios of medians over alternating runs."""
@@ -61,12 +61,12 @@ def bench_command(
         device=pick_device(device),
         data_root=data_root,
         threads=threads,
-        on_part=lambda part: common.stderr.print(f"measuring: {part} …"),
+        on_part=lambda part: printing.stderr.print(f"measuring: {part} …"),
     )
     if json:
-        common.print_json(figures)
+        printing.print_json(figures)
         return
-    console = common.console()
+    console = printing.console()
     console.print(figure_table(figures))
     if "steps_over_plain" in figures or "gpu_steps_over_plain" in figures:
         console.print(step_table(figures))
@@ -99,13 +99,13 @@ def _distributed(
         counts=counts,
         training=training,
         seconds=seconds,
-        on_part=lambda part: common.stderr.print(f"measuring: {part} …"),
+        on_part=lambda part: printing.stderr.print(f"measuring: {part} …"),
         on_figures=keep,
     )
     for missing in figures["missing"]:
-        common.stderr.print(f"missing: {missing}", soft_wrap=True)
+        printing.stderr.print(f"missing: {missing}", soft_wrap=True)
     if json:
-        common.print_json(figures)
+        printing.print_json(figures)
         return
     table = Table(title="closed form over a graph in parts", title_justify="left")
     columns = ("scaling", "processes", "nodes", "seconds", "read", "propagate", "sums", "test", "peak MB", "sent MB")
@@ -115,7 +115,7 @@ def _distributed(
         phases = [f"{run[f'{name}_seconds']:.1f}" for name in columns[4:8]]
         numbers = [f"{run['seconds']:.1f}", *phases, f"{run['peak_mb']:,.0f}", f"{run['sent_mb']:,.0f}"]
         table.add_row(run["scaling"], str(run["processes"]), f"{run['nodes']:,}", *numbers)
-    console = common.console()
+    console = printing.console()
     console.print(table)
     for name, value in figures.items():
         if isinstance(value, float):

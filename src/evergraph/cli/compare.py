@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from evergraph.cli import common, parsing
+from evergraph.cli import common, flags, parsing, printing
 from evergraph.cli.run import check_streams, run_all
 from evergraph.cli.tables import comparison_table, methods_and_streams, result_table
 from evergraph.data import DEFAULT_STREAM, TEST_GRAPHS
@@ -65,7 +65,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("compare")(compare_command)
 
 
-@common.takes_options(*(name for name in common.RUN_OPTIONS if name not in SEVERAL))
+@flags.takes_options(*(name for name in flags.RUN_OPTIONS if name not in SEVERAL))
 def compare_command(
     options: dict[str, Any],
     streams: Annotated[
@@ -89,13 +89,13 @@ def compare_command(
         str | None,
         typer.Option("--tune", metavar="RULE", help=f"Choose every method's settings: {', '.join(SELECTION_RULES)}."),
     ] = None,
-    rule_set: common.RuleSet = None,
+    rule_set: flags.RuleSet = None,
     trials: Annotated[int, typer.Option(help="Number of settings to try with --tune.", min=1)] = 10,
-    space: common.Ranges = None,
+    space: flags.Ranges = None,
     tune_seeds: Annotated[int, typer.Option(help="Number of seeds per trial of --tune.", min=1)] = 1,
-    seeds: common.Seeds = 3,
+    seeds: flags.Seeds = 3,
     latex: Annotated[bool, typer.Option("--latex", help="Print the table of methods and streams as LaTeX.")] = False,
-    json: common.Json = False,
+    json: flags.Json = False,
 ) -> None:
     """Compare several methods on several streams: tables with significance, a figure and a report.
 
@@ -143,7 +143,7 @@ def compare_command(
     common.tell_unused(options, axes["method"], trained)
     common.tell_undeclared(results.values())
     if json:
-        common.print_json(
+        printing.print_json(
             {
                 "results": written.measured,
                 "table": written.rows,
@@ -194,7 +194,7 @@ def _write_outputs(
 
 def _print(table: RenderableType, folder: Path, written: _Written) -> None:
     """Print a table, and where everything else is."""
-    console = common.console()
+    console = printing.console()
     console.print(table)
     tables = ", ".join(str(folder / f"methods.{ending}") for ending in ("md", "tex", "csv"))
     console.print(f"methods and streams: {tables}\nheatmaps: {written.picture}\nreport: {written.page}", soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from evergraph.cli import common
+from evergraph.cli import common, flags, printing
 from evergraph.errors import NumbersError
 
 
@@ -18,15 +18,15 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def convert_command(
-    stream: common.Stream,
+    stream: flags.Stream,
     folder: Annotated[Path, typer.Argument(help="Folder to write; it must not exist.")],
     parts: Annotated[
         int | None, typer.Option(help="Write this many blocks of rows, for processes that share the graph.", min=1)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split of a graph in parts, if it has none.", min=0)] = 0,
-    json: common.Json = False,
-    directed: common.Directed = None,
-    data_root: common.DataRoot = None,
+    json: flags.Json = False,
+    directed: flags.Directed = None,
+    data_root: flags.DataRoot = None,
 ) -> None:
     """Convert a graph to a folder of mapped arrays, which is read from disk as needed.
 
@@ -47,7 +47,7 @@ def convert_command(
         write_parts(graph, folder, parts, seed)
     if json:
         counts = {"nodes": graph.num_nodes, "edges": graph.num_edges}
-        common.print_json({"folder": str(folder), **counts, **({"parts": parts} if parts is not None else {})})
+        printing.print_json({"folder": str(folder), **counts, **({"parts": parts} if parts is not None else {})})
         return
     if parts is not None:
         options = ["--method", "analytic", "--checkpoint", "CHECKPOINT", "--processes", str(parts)]

@@ -12,7 +12,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from evergraph.cli import common, parsing
+from evergraph.cli import common, flags, parsing, printing
 from evergraph.data import Task, find_graph
 from evergraph.data.examples import as_existing_links
 from evergraph.errors import EvergraphError
@@ -36,17 +36,17 @@ def evaluate_command(
         list[str],
         typer.Argument(help="Labelled graphs: files (.npz, .pt), tables (nodes.csv:edges=edges.csv) or folders."),
     ],
-    checkpoint: common.Checkpoint,
+    checkpoint: flags.Checkpoint,
     classes: Annotated[str | None, typer.Option(help="Only examples of these classes (comma-separated names).")] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="All labelled examples: for graphs that were never learned.")
     ] = False,
-    metric: common.Metric = None,
+    metric: flags.Metric = None,
     by_class: Annotated[bool, typer.Option("--by-class", help="Also show the accuracy of each class.")] = False,
-    json: common.Json = False,
-    directed: common.Directed = None,
-    device: common.Device = "auto",
-    data_root: common.DataRoot = None,
+    json: flags.Json = False,
+    directed: flags.Directed = None,
+    device: flags.Device = "auto",
+    data_root: flags.DataRoot = None,
 ) -> None:
     """Measure a saved learner on labelled graphs, such as the months so far.
 
@@ -80,14 +80,14 @@ def evaluate_command(
     ]
     name, af = metric or learner.problem.metric, evaluation.af if len(rows) > 1 else None
     if json:
-        common.print_json(
+        printing.print_json(
             {"checkpoint": str(checkpoint), "metric": name, "graphs": rows, "ap": evaluation.ap, "af": af}
         )
         return
     written = partial(METRICS[name].written, decimals=2)
     _print(METRICS[name].title, learner.problem.level, rows, written)
     if len(rows) > 1:
-        common.console().print(f"AP {written(evaluation.ap)}" + ("" if af is None else f"   AF {written(af)}"))
+        printing.console().print(f"AP {written(evaluation.ap)}" + ("" if af is None else f"   AF {written(af)}"))
 
 
 def _as_learned(learner: Learner, names: list[str] | None) -> list[str] | None:
@@ -138,4 +138,4 @@ def _print(title: str, level: str, rows: Sequence[dict[str, Any]], written: Call
         for own in row.get("classes", ()):
             share = 100 * own["correct"] / own["examples"]
             table.add_row(f"  class {own['class']}", f"{own['examples']:,}", "", f"{share:.2f}", "")
-    common.console().print(table)
+    printing.console().print(table)

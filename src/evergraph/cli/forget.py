@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from evergraph.cli import common, parsing
+from evergraph.cli import common, flags, parsing, printing
 from evergraph.cli.predict import Nodes, parse_nodes
 from evergraph.data import find_graph
 from evergraph.errors import EvergraphError
@@ -20,8 +20,8 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def forget_command(
-    graph: common.GraphSource,
-    checkpoint: common.Checkpoint,
+    graph: flags.GraphSource,
+    checkpoint: flags.Checkpoint,
     nodes: Nodes = None,
     classes: Annotated[str | None, typer.Option(help="All nodes of these classes (comma-separated names).")] = None,
     later: Annotated[
@@ -31,10 +31,10 @@ def forget_command(
     keep_in_graph: Annotated[
         bool, typer.Option("--keep-in-graph", help="Keep the nodes in the graph as unlabelled neighbours.")
     ] = False,
-    json: common.Json = False,
-    directed: common.Directed = None,
-    device: common.Device = "auto",
-    data_root: common.DataRoot = None,
+    json: flags.Json = False,
+    directed: flags.Directed = None,
+    device: flags.Device = "auto",
+    data_root: flags.DataRoot = None,
 ) -> None:
     """Forget nodes or classes as if they had never been learned. Give the graph they were learned from.
 
@@ -52,7 +52,7 @@ def forget_command(
 
     learner, forgotten = change_in_folder(checkpoint, change, device=device)
     if json:
-        common.print_json({"checkpoint": str(checkpoint), "forgotten": forgotten, "classes": learner.classes_})
+        printing.print_json({"checkpoint": str(checkpoint), "forgotten": forgotten, "classes": learner.classes_})
         return
     level, plural = learner.problem.level, "" if forgotten == 1 else "s"
     print(f"forgot {forgotten} {level}{plural}; {checkpoint} knows {len(learner.classes_)} classes now")

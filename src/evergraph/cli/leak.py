@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from evergraph.cli import common, parsing
+from evergraph.cli import flags, parsing, printing
 from evergraph.data import DEFAULT_STREAM, TEST_GRAPHS, leak_score, stream
 from evergraph.evaluation import mean_std
 from evergraph.experiments.told import mean_and_spread
@@ -20,14 +20,14 @@ def add_commands(app: typer.Typer) -> None:
     app.command("leak")(leak_command)
 
 
-@common.takes_options(*STREAM_OPTIONS)
+@flags.takes_options(*STREAM_OPTIONS)
 def leak_command(
     options: dict[str, Any],
     streams: Annotated[
         list[str] | None, typer.Argument(help="Streams' names or paths of graph files; digits by default.")
     ] = None,
-    seeds: common.Seeds = 3,
-    json: common.Json = False,
+    seeds: flags.Seeds = 3,
+    json: flags.Json = False,
 ) -> None:
     """Measure how much each test graph reveals: how often the right task is guessed from mean features alone.
 
@@ -42,7 +42,7 @@ def leak_command(
             leak = {**mean_std(scores), "values": scores, "chance": 100 / len(split[0])}
             rows.append({"stream": name, "test_graph": graph, "tasks": len(split[0]), "leak": leak})
     if json:
-        common.print_json(rows)
+        printing.print_json(rows)
         return
     caption = "mean ± std over seeds" if seeds > 1 else None
     table = Table("stream", "test graph", caption=caption, caption_justify="left")
@@ -51,4 +51,4 @@ def leak_command(
     for row in rows:
         numbers = [str(row["tasks"]), mean_and_spread(row["leak"], seeds), f"{row['leak']['chance']:.1f}"]
         table.add_row(row["stream"], row["test_graph"], *numbers)
-    common.console().print(table)
+    printing.console().print(table)

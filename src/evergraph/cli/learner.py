@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from evergraph.cli import common, parsing, together
+from evergraph.cli import common, flags, parsing, printing, together
 from evergraph.core.workers import join_workers, launched
 from evergraph.data import Graph, Task, find_graph
 from evergraph.data.mapped import is_parts
@@ -42,16 +42,16 @@ def add_commands(app: typer.Typer) -> None:
     app.command("info")(info_command)
 
 
-@common.takes_options(*OPTIONS)
+@flags.takes_options(*OPTIONS)
 def learn_command(
     options: dict[str, Any],
     context: typer.Context,
-    graph: common.GraphSource,
-    checkpoint: common.Checkpoint,
+    graph: flags.GraphSource,
+    checkpoint: flags.Checkpoint,
     classes: Annotated[
         str | None, typer.Option(help="Learn only the nodes of these classes (comma-separated names).")
     ] = None,
-    method: common.ChosenMethod = None,
+    method: flags.ChosenMethod = None,
     num_classes: Annotated[
         int | None, typer.Option(help="Number of outputs to start with; the graph's classes by default.")
     ] = None,
@@ -62,7 +62,7 @@ def learn_command(
     restart: Annotated[bool, typer.Option("--restart", help="Drop an unfinished task.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     processes: together.Processes = 1,
-    json: common.Json = False,
+    json: flags.Json = False,
 ) -> None:
     """Learn a graph's classes. The first call creates the learner; later calls teach it more.
 
@@ -99,7 +99,7 @@ def learn_command(
             _refuse_again(graph, learner, task, before)
         return learner, task
 
-    bar = common.progress_bar(f"{graph} {chosen}", 1)
+    bar = printing.progress_bar(f"{graph} {chosen}", 1)
     with (
         common.on_interrupt(lambda: _how_to_continue(checkpoint)),
         together.shared_folder(checkpoint) as folder,
@@ -117,7 +117,7 @@ def learn_command(
         except _LearnedAlready as found:
             print(f"note: {found}; nothing was done", file=sys.stderr)
             if json:
-                common.print_json({"checkpoint": str(checkpoint), **found.report(), "learned": False})
+                printing.print_json({"checkpoint": str(checkpoint), **found.report(), "learned": False})
             return
     common.tell_unused(options, [learner.method.title], bool(learner.history[-1]["epochs"]))
     _warn_of_one_class(learner)
@@ -125,7 +125,7 @@ def learn_command(
         last = learner.history[-1]
         new = [name for name in last["classes"] if name in learner.classes_[known:]]
         report = {**last, "new_classes": new, "test_accuracy": learner.first_accuracies[-1], "learned": True}
-        common.print_json({"checkpoint": str(checkpoint), **report})
+        printing.print_json({"checkpoint": str(checkpoint), **report})
     else:
         _tell(learner, checkpoint)
 
@@ -240,12 +240,12 @@ def _make_learner(method: str, num_classes: int | None, seed: int, options: dict
 
 def info_command(
     checkpoint: Annotated[Path, typer.Argument(help="Folder of the learner.")],
-    json: common.Json = False,
+    json: flags.Json = False,
 ) -> None:
     """Describe a saved learner: its model, method, training, classes, tasks, and what it stores."""
     about = describe(checkpoint)
     if json:
-        common.print_json(about)
+        printing.print_json(about)
         return
     table = Table(title=str(checkpoint), title_justify="left", show_header=False)
     for key, value in about.items():
@@ -257,7 +257,7 @@ def info_command(
             table.add_row(key.replace("_", " "), _shown(value))
     for key, value in card_lines(about):
         table.add_row(key, value)
-    common.console().print(table)
+    printing.console().print(table)
 
 
 def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evergraph.cli import common
+from evergraph.cli import common, flags, printing
 from evergraph.errors import EvergraphError, unknown
 from evergraph.experiments.engines import engine_for
 from evergraph.experiments.paper.experiment import run_paper
@@ -29,7 +29,7 @@ def paper_command(
         str, typer.Option(help=f"{', '.join(DATASETS)} (comma-separated), or all for the paper's three.")
     ] = "coauthor-cs",
     protocol: Annotated[str, typer.Option(help="paper, best, both, or field: all methods at equal bytes.")] = "both",
-    seeds: common.Seeds = 3,
+    seeds: flags.Seeds = 3,
     methods: Annotated[str | None, typer.Option(help="Rows of the table, comma-separated; all by default.")] = None,
     studies: Annotated[bool, typer.Option(help="Also run the studies that the protocols name.")] = True,
     study: Annotated[str | None, typer.Option(help="Only these studies, comma-separated, without the table.")] = None,
@@ -41,18 +41,18 @@ def paper_command(
     jobs: Annotated[
         int | None, typer.Option(help="Number of runs side by side, in processes of their own.", min=1)
     ] = None,
-    on: common.On = "local",
-    device: common.Device = "auto",
-    data_root: common.DataRoot = None,
-    out: common.Out = None,
-    resume: common.Resume = False,
+    on: flags.On = "local",
+    device: flags.Device = "auto",
+    data_root: flags.DataRoot = None,
+    out: flags.Out = None,
+    resume: flags.Resume = False,
     statistics: Annotated[
         bool,
         typer.Option(
             "--statistics", help="Print the paper's Table 2 beside the counts of the data found here; run nothing."
         ),
     ] = False,
-    json: common.Json = False,
+    json: flags.Json = False,
 ) -> None:
     """Reproduce the paper: Table 1, heatmaps, the λ figure and the queue-size study; or compare the whole field."""
     datasets = PAPER_DATASETS if dataset == "all" else tuple(dict.fromkeys(dataset.split(",")))
@@ -61,7 +61,7 @@ def paper_command(
             raise unknown("dataset", name, (*DATASETS, "all"))
     if statistics:
         table = counted(datasets, data_root)
-        common.print_json(table) if json else sys.stdout.write(markdown(table))
+        printing.print_json(table) if json else sys.stdout.write(markdown(table))
         return
     if protocol not in (*PROTOCOLS, "both"):
         raise unknown("protocol", protocol, (*PROTOCOLS, "both"))
@@ -73,7 +73,7 @@ def paper_command(
     common.look_for_results(folder, "an experiment")
     if holds_something(folder) and not resume:
         raise EvergraphError(f"{folder} is not empty; add --resume to go on with it, or name another with --out")
-    with common.on_interrupt(lambda: common.how_to_resume(folder)), common.counting_bar() as on_done:
+    with common.on_interrupt(lambda: common.how_to_resume(folder)), printing.counting_bar() as on_done:
         summary: dict[str, Any] = run_paper(
             datasets=datasets,
             protocols=BOTH if protocol == "both" else (protocol,),
@@ -90,7 +90,7 @@ def paper_command(
             on_done=on_done,
         )
     if json:
-        common.print_json(summary)
+        printing.print_json(summary)
         return
     for table in summary["tables"]:
         sys.stdout.write(Path(table["markdown"]).read_text(encoding="utf-8") + "\n")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evergraph.cli import common, parsing, together
+from evergraph.cli import common, flags, parsing, together
 from evergraph.cli.parts import predict_parts
 from evergraph.core.workers import launched
 from evergraph.data import Graph, find_graph
@@ -33,8 +33,8 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def predict_command(
-    graph: common.GraphSource,
-    checkpoint: common.Checkpoint,
+    graph: flags.GraphSource,
+    checkpoint: flags.Checkpoint,
     out: Annotated[
         Path | None,
         typer.Option(help="A .csv or .parquet file (a new folder for a graph in parts); by default CSV on stdout."),
@@ -59,9 +59,9 @@ def predict_command(
     ignore_labels: Annotated[
         bool, typer.Option("--ignore-labels", help="Predict even if the graph's labels name classes never learned.")
     ] = False,
-    directed: common.Directed = None,
-    device: common.Device = "auto",
-    data_root: common.DataRoot = None,
+    directed: flags.Directed = None,
+    device: flags.Device = "auto",
+    data_root: flags.DataRoot = None,
 ) -> None:
     """Predict the most probable class of every example: columns node, class, probability.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from evergraph.cli import common
+from evergraph.cli import flags, printing
 from evergraph.experiments.report import write_report
 
 
@@ -21,13 +21,13 @@ def report_command(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or of comparisons (all runs below them).")],
     out: Annotated[Path | None, typer.Option(help="The page; report.html in the first folder by default.")] = None,
     figures: Annotated[bool, typer.Option(help="Also write every figure as PNG and PDF, in figures/.")] = True,
-    json: common.Json = False,
+    json: flags.Json = False,
 ) -> None:
     """Write one HTML page about runs: tables, matrices, curves. It works offline."""
     report = write_report(runs, out, figures=figures)
     if json:
         names = [str(path) for path in report.figures]
-        common.print_json(
+        printing.print_json(
             {"report": str(report.page), "figures": names, "unfinished": list(map(str, report.unfinished))}
         )
         return

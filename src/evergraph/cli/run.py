@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evergraph.cli import common, together
+from evergraph.cli import common, flags, printing, together
 from evergraph.cli.tables import listing, result_table
 from evergraph.core.settings import UNDECLARED, settings_of
 from evergraph.core.workers import launched, workers
@@ -39,14 +39,14 @@ def add_commands(app: typer.Typer) -> None:
     app.command("streams")(streams_command)
 
 
-@common.takes_options(*(name for name in common.RUN_OPTIONS if name != "on"))
+@flags.takes_options(*(name for name in flags.RUN_OPTIONS if name != "on"))
 def run_command(
     options: dict[str, Any],
-    stream: common.Stream = DEFAULT_STREAM,
-    method: common.ChosenMethod = None,
-    seeds: common.Seeds = 1,
+    stream: flags.Stream = DEFAULT_STREAM,
+    method: flags.ChosenMethod = None,
+    seeds: flags.Seeds = 1,
     processes: together.Processes = 1,
-    json: common.Json = False,
+    json: flags.Json = False,
 ) -> None:
     """Learn a stream task by task with one method, and report AP, AF and the accuracy matrices."""
     if processes > 1 and launched() == 1:
@@ -69,9 +69,9 @@ def run_command(
     common.tell_unused(options, [method], "epochs" in result["protocol"])
     common.tell_undeclared([result])
     if json:
-        common.print_json(result)
+        printing.print_json(result)
         return
-    console = common.console()
+    console = printing.console()
     console.print(result_table([result]))
     console.print(f"results: {result['run_dir']}", soft_wrap=True)
 
@@ -108,7 +108,7 @@ def run_one(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, A
             return side_by_side({"": spec}, folder, options)[""]
     names = [name for name in (options["log"] or "").split(",") if name]
     loggers = make_loggers(names) if workers().rank == 0 else []
-    with common.progress_bar(f"{spec.source} {spec.method}", len(spec.seeds)) as update:
+    with printing.progress_bar(f"{spec.source} {spec.method}", len(spec.seeds)) as update:
         return run(
             spec,
             folder,
@@ -160,14 +160,14 @@ def side_by_side(
     return run_cells(cells, folder, data_root=options["data_root"], engine=engine, on_done=on_done, on_result=on_result)
 
 
-def methods_command(json: common.Json = False) -> None:
+def methods_command(json: flags.Json = False) -> None:
     """List the methods: their hyper-parameters, as --set takes them, what they keep, and their papers."""
     rows: list[dict[str, Any]] = [
         {"name": name, "family": kind.family, "reference": kind.reference, **_settings_and_access(kind)}
         for name, kind in METHODS.items()
     ]
     if json:
-        common.print_json(rows)
+        printing.print_json(rows)
         return
     table = listing("name", "family; what it keeps; hyper-parameters; reference")
     for row in rows:
@@ -175,7 +175,7 @@ def methods_command(json: common.Json = False) -> None:
         keeps = (", ".join(access["keeps"]) or "nothing") if access else "what its settings say"
         lines = [f"{row['family']}; keeps {keeps}", _settings_in_words(row), row["reference"]]
         table.add_row(row["name"], "\n".join(line for line in lines if line))
-    common.console().print(table)
+    printing.console().print(table)
 
 
 def _settings_and_access(kind: type[Method]) -> dict[str, Any]:
@@ -203,22 +203,22 @@ def _settings_in_words(row: dict[str, Any]) -> str:
     return ", ".join([*(f"{key} (required)" for key in row["required"]), *given])
 
 
-def models_command(json: common.Json = False) -> None:
+def models_command(json: flags.Json = False) -> None:
     """List the models and their hyper-parameters, as --model-set takes them."""
     rows: list[dict[str, Any]] = [
         {"name": name, "about": (kind.__doc__ or "").split("\n")[0], **_declared_settings(kind)}
         for name, kind in MODELS.items()
     ]
     if json:
-        common.print_json(rows)
+        printing.print_json(rows)
         return
     table = listing("name", "hyper-parameters", "what it is")
     for row in rows:
         table.add_row(row["name"], _settings_in_words(row), row["about"])
-    common.console().print(table)
+    printing.console().print(table)
 
 
-def streams_command(data_root: common.DataRoot = None, json: common.Json = False) -> None:
+def streams_command(data_root: flags.DataRoot = None, json: flags.Json = False) -> None:
     """List the streams, and which ones need no download."""
     rows = [
         {
@@ -234,7 +234,7 @@ def streams_command(data_root: common.DataRoot = None, json: common.Json = False
         for name, dataset in DATASETS.items()
     ]
     if json:
-        common.print_json(rows)
+        printing.print_json(rows)
         return
     table = listing("name", "at hand", "what it is; problem, scenario, classes per task")
     for row in rows:
@@ -243,4 +243,4 @@ def streams_command(data_root: common.DataRoot = None, json: common.Json = False
         how += [f"classes of {row['min_class_size']} examples or more"] if row["min_class_size"] else []
         at_hand = "yes" if row["at_hand"] else f"download, checked by {row['checked_by']}"
         table.add_row(str(row["name"]), at_hand, f"{row['about']}\n{', '.join(map(str, how))}")
-    common.console().print(table)
+    printing.console().print(table)

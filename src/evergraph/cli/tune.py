@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from evergraph.cli import common, parsing
+from evergraph.cli import common, flags, parsing, printing
 from evergraph.evaluation import decimal_places
 from evergraph.experiments.engines import engine_for
 from evergraph.experiments.metric_titles import describe_metric
@@ -21,7 +21,7 @@ from evergraph.experiments.selection.rule import last_if_no_number
 from evergraph.experiments.selection.search import OnDone
 from evergraph.registry import plugin_files
 
-OPTIONS = tuple(name for name in common.RUN_OPTIONS if name != "log")
+OPTIONS = tuple(name for name in flags.RUN_OPTIONS if name != "log")
 NOT_OF_RUN = ("jobs", "on", "out", "resume")  # options of this command only, which do not affect what is run
 SHOWN = 10  # trials in the printed table
 NO_OPTUNA = (
@@ -38,17 +38,17 @@ def add_commands(app: typer.Typer) -> None:
     app.command("tune")(tune_command)
 
 
-@common.takes_options(*OPTIONS)
+@flags.takes_options(*OPTIONS)
 def tune_command(
     options: dict[str, Any],
-    stream: common.Stream,
-    method: common.ChosenMethod = None,
+    stream: flags.Stream,
+    method: flags.ChosenMethod = None,
     rule: Rule = "first-tasks",
-    rule_set: common.RuleSet = None,
+    rule_set: flags.RuleSet = None,
     trials: Trials = 20,
-    space: common.Ranges = None,
-    seeds: common.Seeds = 1,
-    json: common.Json = False,
+    space: flags.Ranges = None,
+    seeds: flags.Seeds = 1,
+    json: flags.Json = False,
 ) -> None:
     """Choose a method's settings by a rule that uses no old data and no test nodes.
 
@@ -76,12 +76,12 @@ def tune_command(
         else:
             found = tune(spec, rules[0], folder, **arguments)
     if json:
-        common.print_json(found)
+        printing.print_json(found)
     elif rule == "all":
         sys.stdout.write((folder / "table.md").read_text(encoding="utf-8"))
         _print_notes([f"{row['rule']}: {row['note']}" for row in found["rules"] if row.get("note")], folder)
     else:
-        common.console().print(_trials_table(found, searched))
+        printing.console().print(_trials_table(found, searched))
         command = shlex.join(["evergraph", "run", stream, *_given(method, seeds, options), *found["run_options"]])
         _print_notes([*([found["note"]] if found["note"] else []), f"use it: {command}"], folder)
 
@@ -140,7 +140,7 @@ def _given(method: str, seeds: int, options: dict[str, Any]) -> list[str]:
     """The options given to this command, as options of `evergraph run`."""
     words = ["--method", method, *(word for file in plugin_files() for word in ("--plugin", file))]
     for name in OPTIONS:
-        value, default = options[name], common.RUN_OPTIONS[name][1]
+        value, default = options[name], flags.RUN_OPTIONS[name][1]
         if name in NOT_OF_RUN or value == default or value is None:
             continue
         flag = f"--{name.strip('_').replace('_', '-')}"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from evergraph.cli import common
+from evergraph.cli import common, flags, printing
 from evergraph.cli.predict import parse_nodes
 from evergraph.data import ClassName, find_graph
 from evergraph.errors import EvergraphError
@@ -20,8 +20,8 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def why_command(
-    graph: common.GraphSource,
-    checkpoint: common.Checkpoint,
+    graph: flags.GraphSource,
+    checkpoint: flags.Checkpoint,
     node: Annotated[str, typer.Option(help="The node: its id if the graph has ids, otherwise its number from 0.")],
     label: Annotated[
         str | None, typer.Option("--class", help="The class to explain; the predicted one by default.")
@@ -29,10 +29,10 @@ def why_command(
     against: Annotated[str | None, typer.Option(help="Explain why it is not this class.")] = None,
     most: Annotated[int, typer.Option(help="How many nodes and features to list.", min=1)] = 5,
     picture: Annotated[Path | None, typer.Option(help="Draw the explanation to a .png, .pdf or .svg file.")] = None,
-    json: common.Json = False,
-    directed: common.Directed = None,
-    device: common.Device = "auto",
-    data_root: common.DataRoot = None,
+    json: flags.Json = False,
+    directed: flags.Directed = None,
+    device: flags.Device = "auto",
+    data_root: flags.DataRoot = None,
 ) -> None:
     """Explain a node's prediction: how much each neighbour and each feature adds to its logit."""
     learner = Learner.load(checkpoint, device=device)
@@ -44,7 +44,7 @@ def why_command(
     if picture is not None:
         found.draw(picture, most)
     if json:
-        common.print_json(found.as_dict())
+        printing.print_json(found.as_dict())
         return
     print(found.text(most))
 
