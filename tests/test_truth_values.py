@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 import evergraph as eg
 from evergraph.data import as_graph
-from evergraph.data.arrays import as_known
+from evergraph.data.targets import as_known
 from evergraph.errors import EvergraphWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::evergraph.errors.EvergraphWarning")

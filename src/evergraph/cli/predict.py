@@ -13,9 +13,9 @@ from evergraph.cli import common, flags, parsing, together
 from evergraph.cli.parts import predict_parts
 from evergraph.core.workers import launched
 from evergraph.data import Graph, find_graph
-from evergraph.data.arrays import as_known
 from evergraph.data.from_tables import is_table, table_files
 from evergraph.data.mapped import is_parts
+from evergraph.data.targets import as_known
 from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.files import write_atomically
 from evergraph.persistence.reading import as_csv

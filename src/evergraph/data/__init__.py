@@ -1,6 +1,5 @@
 """Graphs, streams of tasks, datasets, and mini-batches."""
 
-from evergraph.data.arrays import ClassName
 from evergraph.data.attributes import Attribute
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.datasets import DATASETS, Dataset
@@ -14,6 +13,7 @@ from evergraph.data.leak import leak_score, neighbourhood_means
 from evergraph.data.scenarios import SCENARIOS, Scenario
 from evergraph.data.sources import DEFAULT_STREAM, dataset_of, find_graph, source_name, stream
 from evergraph.data.streams import TaskStream
+from evergraph.data.targets import ClassName
 from evergraph.data.tasks import Part, Task, union
 from evergraph.data.test_graphs import TEST_GRAPHS, TestGraph
 

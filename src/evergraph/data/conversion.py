@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evergraph.data.arrays import as_array, has_fractions, read_edges
+from evergraph.data.arrays import as_array, read_edges
 from evergraph.data.attributes import extra_values, masks_as_splits, tell_of_edge_features
 from evergraph.data.examples import make_graphs, make_links
 from evergraph.data.graph import NEEDED, Graph, from_pyg
+from evergraph.data.targets import has_fractions
 from evergraph.errors import EvergraphError, tell
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from evergraph.core.sparse import SparseMatrix, block_diagonal, take_rows
-from evergraph.data.arrays import ClassName, as_array, make_adjacency, read_edges, targets_and_names
+from evergraph.data.arrays import as_array, make_adjacency, read_edges
 from evergraph.data.attributes import read_attributes, read_splits
 from evergraph.data.graph import Graph, make_graph
+from evergraph.data.targets import ClassName, targets_and_names
 from evergraph.errors import EvergraphError, tell
 
 LINK = "link"  # name of the label of a pair in link prediction

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from evergraph.core.settings import checked
-from evergraph.data.arrays import LARGEST, ClassName, is_missing, tell_of_lost_digits
+from evergraph.data.arrays import LARGEST, tell_of_lost_digits
 from evergraph.data.graph import Graph, make_graph
 from evergraph.data.tables import (
     TABLE_FILES,
@@ -22,6 +22,7 @@ from evergraph.data.tables import (
     pick,
     read_table,
 )
+from evergraph.data.targets import ClassName, is_missing
 from evergraph.errors import EvergraphError, tell, unknown
 
 IDS, LABELS, WEIGHTS = ("id", "node", "node_id"), ("label", "class", "y"), ("weight", "edge_weight")

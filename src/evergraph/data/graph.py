@@ -12,15 +12,7 @@ from torch import Tensor
 
 from evergraph.core.mapped_pages import release_pages
 from evergraph.core.sparse import Features, SparseMatrix, take_rows
-from evergraph.data.arrays import (
-    ClassName,
-    as_array,
-    make_adjacency,
-    read_edges,
-    read_features,
-    read_weights,
-    targets_and_names,
-)
+from evergraph.data.arrays import as_array, make_adjacency, read_edges, read_features, read_weights
 from evergraph.data.attributes import (
     Attribute,
     extra_values,
@@ -29,6 +21,7 @@ from evergraph.data.attributes import (
     read_splits,
     tell_of_edge_features,
 )
+from evergraph.data.targets import ClassName, targets_and_names
 from evergraph.errors import EvergraphError
 
 if TYPE_CHECKING:

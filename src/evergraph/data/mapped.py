@@ -22,9 +22,9 @@ from torch import Tensor
 
 from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import SparseMatrix
-from evergraph.data.arrays import ClassName
 from evergraph.data.attributes import Attribute
 from evergraph.data.graph import Graph
+from evergraph.data.targets import ClassName
 from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.files import file_hash
 from evergraph.persistence.reading import DAMAGE, content_hash, read_record, regular_file, write_record

@@ -20,10 +20,10 @@ from evergraph.core.settings import PositiveInt, checked
 from evergraph.core.sparse import SparseMatrix
 from evergraph.core.workers import Workers, share_of, workers
 from evergraph.data.arrangement import chosen_positions, given_split, split_what_can_be, trained_classes
-from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph
 from evergraph.data.mapped import PARTS_HEADER as HEADER
 from evergraph.data.mapped import Described, Known, map_array, new_folder, not_convertible
+from evergraph.data.targets import ClassName
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.files import file_hash

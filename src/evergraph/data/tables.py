@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from evergraph.data.arrays import as_array, is_missing, is_truth
+from evergraph.data.arrays import as_array
+from evergraph.data.targets import is_missing, is_truth
 from evergraph.errors import EvergraphError, first_line, shown, tell
 from evergraph.persistence.reading import regular_file
 

@@ -21,7 +21,6 @@ from evergraph.data.arrangement import (
     split_within_tasks,
     trained_classes,
 )
-from evergraph.data.arrays import ClassName, as_known
 from evergraph.data.examples import (
     as_existing_links,
     links_to_know,
@@ -31,6 +30,7 @@ from evergraph.data.examples import (
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
 from evergraph.data.negatives import with_negatives
+from evergraph.data.targets import ClassName, as_known
 from evergraph.errors import EvergraphError
 from evergraph.persistence.reading import content_hash
 

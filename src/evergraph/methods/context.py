@@ -13,9 +13,9 @@ from torch import Tensor
 from evergraph.core.params import Direction, Params, trained_params
 from evergraph.core.recording import Layer
 from evergraph.core.workers import ALONE, workers
-from evergraph.data.arrays import ClassName
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
+from evergraph.data.targets import ClassName
 from evergraph.data.tasks import Task
 from evergraph.methods.shared import Shared
 from evergraph.models.base import NODES_AT_ONCE, GraphModel

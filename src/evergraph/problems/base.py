@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from evergraph import registry
-from evergraph.data.arrays import ClassName
 from evergraph.data.batching import Neighbourhoods
 from evergraph.data.graph import Graph
+from evergraph.data.targets import ClassName
 from evergraph.errors import EvergraphError, lacks
 from evergraph.models.base import GraphModel, neighbourhoods
 from evergraph.models.readout import Paired, Pooled

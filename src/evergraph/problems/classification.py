@@ -14,8 +14,8 @@ from evergraph.core.capabilities import capability, capable
 from evergraph.core.fused_softmax import fused_softmax_suits
 from evergraph.core.randomness import own_numbers, uniform
 from evergraph.core.row_pieces import fused_kernels
-from evergraph.data.arrays import ClassName, as_known
 from evergraph.data.graph import Graph
+from evergraph.data.targets import ClassName, as_known
 from evergraph.errors import EvergraphError
 from evergraph.problems.base import PROBLEMS, Problem
 

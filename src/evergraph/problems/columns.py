@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from evergraph.data.arrays import ClassName, as_known
 from evergraph.data.graph import Graph
+from evergraph.data.targets import ClassName, as_known
 from evergraph.problems.base import Problem
 
 

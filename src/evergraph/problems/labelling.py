@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from evergraph.core.randomness import uniform
-from evergraph.data.arrays import ClassName, as_known
 from evergraph.data.graph import Graph
+from evergraph.data.targets import ClassName, as_known
 from evergraph.problems.base import PROBLEMS
 from evergraph.problems.columns import Columns
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from evergraph.core.randomness import normal
-from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph
+from evergraph.data.targets import ClassName
 from evergraph.errors import EvergraphError
 from evergraph.problems.base import PROBLEMS
 from evergraph.problems.columns import Columns

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evergraph.data import TEST_GRAPHS, Graph, Part, Task, TaskStream
-from evergraph.data.arrays import as_known
+from evergraph.data.targets import as_known
 from evergraph.errors import EvergraphError, one_of, tell
 from evergraph.evaluation import METRICS, Evaluation, Metric
 from evergraph.training.inputs import Tasks, as_tasks

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evergraph.data import Graph, Task
-from evergraph.data.arrays import as_known
+from evergraph.data.targets import as_known
 from evergraph.methods import Context, View
 from evergraph.training.calibration import GRID, losses_at_temperatures
 from evergraph.training.parts import outputs_in_pieces

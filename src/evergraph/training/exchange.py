@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evergraph.data import ClassName, Task
-from evergraph.data.arrays import as_known
+from evergraph.data.targets import as_known
 from evergraph.errors import EvergraphError
 from evergraph.methods import Context
 from evergraph.methods.forgetting import Forgetting, Small

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capable
 from evergraph.data import ClassName
-from evergraph.data.arrays import as_known
+from evergraph.data.targets import as_known
 from evergraph.errors import EvergraphError, in_a_list, tell
 from evergraph.methods.forgetting import Forgetting
 from evergraph.training.exchange import Exchange, drop_tests_of_forgotten, empty, remembered

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evergraph.data import ClassName, Graph, Task, TaskStream
-from evergraph.data.arrays import as_known
+from evergraph.data.targets import as_known
 from evergraph.errors import EvergraphError, unknown
 
 Tasks = TaskStream | Task | Sequence[Any]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data import ClassName, Graph, Task, TaskStream, as_graph
-from evergraph.data.arrays import as_known
+from evergraph.data.targets import as_known
 from evergraph.errors import EvergraphError, EvergraphWarning
 from evergraph.training.inputs import example_ids
 

@@ -11,8 +11,9 @@ from evergraph.core.capabilities import capable
 from evergraph.core.finite import has_nan, is_finite, is_overflow
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data import Graph, Task
-from evergraph.data.arrays import UNEVEN, as_known, nearly_alike, outweighing_column
+from evergraph.data.arrays import UNEVEN, outweighing_column
 from evergraph.data.files import DENSE_ABOVE
+from evergraph.data.targets import as_known, nearly_alike
 from evergraph.errors import EvergraphError, tell
 from evergraph.methods import Context
 from evergraph.models.base import GraphModel
