@@ -1,7 +1,8 @@
-"""Process-wide setup when Evergraph is the running program, done before anything else is imported.
+"""Process-wide setup, done before anything else is imported.
 
 The imports take seconds, during which the user may press Ctrl-C. A program that uses Evergraph as a library keeps its
-own signal handling.
+own signal handling. Torch's threads, which keep a core busy while they wait for work, are told to do so briefly: that
+can be told them only as torch is imported.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import itertools
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from multiprocessing import parent_process
 from pathlib import Path
 from types import FrameType
 
 from evergraph.core import fork_server
 from evergraph.version import __version__
+
+SPINS = "GOMP_SPINCOUNT"  # environment variable of GNU's OpenMP library: how often a waiting thread looks for work
 
 
 def is_the_program(arguments: list[str]) -> bool:
@@ -48,6 +52,23 @@ def asks_for_processes(words: list[str]) -> bool:
     return any(value.isdecimal() and int(value) > 1 for value in following)
 
 
+@contextlib.contextmanager
+def brief_spins() -> Iterator[None]:
+    """Within this context, GNU's OpenMP library is loaded with threads that soon sleep when they have nothing to do.
+
+    By default they spin for milliseconds after each operation. On a machine that does other work too, or beside threads
+    of other libraries, they take the cores from those whom they wait for, and steps last many times as long.
+    """
+    if any(name in os.environ for name in ("OMP_WAIT_POLICY", SPINS)):  # someone has decided
+        yield
+        return
+    os.environ[SPINS] = "1000"  # what the library itself takes if there are more threads than cores
+    try:
+        yield
+    finally:
+        del os.environ[SPINS]
+
+
 if _named() and sys.argv[1:] == ["--version"]:  # answered before the slow imports
     with contextlib.suppress(OSError):  # a full disk or a closed pipe is handled with all other output
         os.write(1, f"evergraph {__version__}\n".encode())
@@ -59,3 +80,6 @@ if _named() and parent_process() is None and signal.getsignal(signal.SIGINT) is 
 
 if _named() and parent_process() is None and asks_for_processes(sys.argv):  # imports in parallel to this one
     fork_server.start()
+
+with brief_spins():
+    import torch  # noqa: F401
