@@ -108,7 +108,7 @@ def _ended(run: Callable[[], object]) -> int:
         status = 1
     else:
         status = 0
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     return status

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -275,7 +272,7 @@ def test_a_module_that_cannot_be_captured_says_why(kind: str, batch_size: int, r
 def test_steps_that_sample_neighbours_can_be_repeated(model: Callable[[], Any], way: str, batch_size: int) -> None:
     """Where a model goes by weights; elsewhere it says why not."""
     stream, said = small_stream(), list[str]()
-    learner = eg.Learner(model(), "lwf+curvature", epochs=20, batch_size=batch_size, fan_out=(2, 2), lr=0.02)
+    learner = eg.Learner(model(), "lwf+curvature", epochs=10, batch_size=batch_size, fan_out=(2, 2), lr=0.04)
     for task in stream:
         losses = learner.learn(task, on_epoch=lambda progress, epochs: said.append(progress.steps))
         assert losses[-1]["loss"] < 0.7 * losses[0]["loss"]
@@ -358,17 +355,3 @@ def test_one_layer_on_propagated_inputs_has_no_rows_to_leave_out(monkeypatch: py
     learner = eg.Learner(eg.GCN(num_layers=1), "ewc", epochs=2, batch_size=8, device="cpu")
     learner.learn(eg.stream("sbm:nodes=100,classes=4")[0])
     assert learner.history[-1]["steps"]
-
-
-def test_training_and_watching_steps_does_not_load_torch_s_compiler() -> None:
-    """Which takes a second or two in every process."""
-    script = (
-        "import sys, torch, evergraph as eg; from evergraph.training.executors.watch import Watch\n"
-        "stream = eg.stream('sbm:nodes=40,classes=4,features=6')\n"
-        "learner = eg.Learner(eg.GCN(hidden=4), 'curvature', epochs=1, device='cpu').fit(stream)\n"
-        "with Watch(torch.device('cpu')): torch.vmap(torch.sum)(torch.ones(2, 2))\n"
-        "print('torch._dynamo' in sys.modules)"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
