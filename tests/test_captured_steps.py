@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import evergraph as eg
+from cases import slow
 from evergraph.core.capabilities import capable
 from evergraph.core.params import copy_params
 from evergraph.core.sparse import SparseMatrix
@@ -167,7 +168,7 @@ def test_a_queue_of_rows_of_the_first_layer_can_be_repeated(batch_size: int, mon
 )
 @pytest.mark.usefixtures("recording")
 def test_draws_within_a_step_can_be_repeated(name: str, settings: dict[str, Any]) -> None:
-    _, ways, losses = learned(small_stream(), None, make_method(name, settings), 8, epochs=6)
+    _, ways, losses = learned(small_stream(), None, make_method(name, settings), 8, epochs=4)
     assert ways == ["captured", "captured"]
     assert all(loss < 100 for loss in losses)
 
@@ -210,7 +211,7 @@ MODELS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("batch_size", [0, 8])
+@pytest.mark.parametrize("batch_size", [slow(0), 8])
 @pytest.mark.usefixtures("recording")
 def test_steps_of_models_can_be_repeated(name: str, batch_size: int) -> None:
     _, ways, _ = learned(small_stream(), MODELS[name], make_method("ewc"), batch_size)
@@ -233,7 +234,7 @@ def test_rows_of_one_pass_are_the_batches(name: str, method: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("problem", STREAMS)
-@pytest.mark.parametrize("batch_size", [0, 8])
+@pytest.mark.parametrize("batch_size", [slow(0), 8])
 @pytest.mark.usefixtures("recording")
 def test_steps_of_every_problem_can_be_repeated(problem: str, batch_size: int) -> None:
     learner = eg.Learner(

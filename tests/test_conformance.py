@@ -23,6 +23,7 @@ from torch_geometric import nn as pyg
 
 import evergraph as eg
 from brute_force import Setting, close, make, pull, step_gradient
+from cases import slow
 from evergraph.data.datasets.sbm import sbm
 from evergraph.methods import METHODS, Compose, make_method
 from evergraph.methods.base import Method
@@ -86,11 +87,6 @@ SHORT: dict[str, Callable[[], Method]] = {
 """Methods of the list with little work at the end or the start of a task."""
 SUITE: dict[str, Callable[[], Method]] = {**METHODS, **VARIANTS, **SHORT}
 MODELS = {"gcn": lambda: eg.GCN(hidden=5), "gat": lambda: eg.GAT(hidden=4, heads=2)}
-
-
-def slow(*values: object, when: bool = True) -> object:
-    """A case that `make test-all` runs and the default suite does not."""
-    return pytest.param(*values, marks=[pytest.mark.slow] if when else [])
 
 
 every_name = pytest.mark.parametrize("name", [slow(name, when=name in VARIANTS) for name in SUITE])

@@ -18,6 +18,7 @@ from pyarrow import parquet
 
 import evergraph as eg
 import two_processes
+from cases import slow
 from evergraph.cli import together
 from evergraph.core.shared_memory import MemoryFile, NamedFile, _alike
 from evergraph.core.workers import share_of
@@ -98,7 +99,7 @@ def started(what: str, folder: Path, number: int = 2) -> list[Forked]:
     ("what", "fewer_ways"),
     [
         ("parts", two_processes.ONE_EACH),
-        pytest.param("parts in more ways", two_processes.FEWER_WAYS, marks=pytest.mark.slow),
+        slow("parts in more ways", two_processes.FEWER_WAYS),
     ],
 )
 def test_three_processes_have_the_head_of_one_over_parts(
@@ -123,7 +124,7 @@ def test_three_processes_have_the_head_of_one_over_parts(
     assert set(Path("/dev/shm").glob("evergraph-*")) == before
 
 
-@pytest.mark.parametrize("cases", ["compare", pytest.param("variants", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", ["compare", slow("variants")])
 def test_two_processes_end_where_one_ends(tmp_path: Path, cases: str) -> None:
     """All methods, several models, uneven batches, early stopping, graphs, a resume: float64, to 1e-10."""
     said = [process.communicate(timeout=500)[1] for process in started(cases, tmp_path)]
@@ -222,7 +223,7 @@ def one_line_of(doom: str, said: str) -> bool:
     return re.fullmatch(rf"error: ({DOOMS[doom]})[^\n]*\n", said) is not None
 
 
-EVERY_DOOM = pytest.param(tuple(DOOMS), marks=pytest.mark.slow)
+EVERY_DOOM = slow(tuple(DOOMS))
 
 
 @pytest.mark.usefixtures("without_pictures")

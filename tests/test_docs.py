@@ -12,6 +12,7 @@ import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc import locate
 from types import ModuleType
 
 import pytest
@@ -262,6 +263,32 @@ def test_links_between_files_lead_somewhere():
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def headings(text, toc):
+    """The anchors of a page: its headings as mkdocs makes them, and the names that it documents."""
+    text = re.sub(r"^([ \t]*)```.*?^\1```", "", text, flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    documented = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    return {toc.slugify(title.replace("`", ""), "-") for title in titles} | set(documented)
+
+
+def test_links_between_pages_and_documented_names_lead_somewhere():
+    """As `test_the_site_builds_without_a_warning` finds by building all of it."""
+    toc = pytest.importorskip("markdown.extensions.toc", reason="mkdocs is not installed: pip install '.[docs]'")
+    for page in DOCS.rglob("*.md"):
+        text = read(page)
+        prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", prose):
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            other = (page.parent / target).resolve() if target else page
+            assert other.is_file(), f"{page.name}: {target}"
+            if anchor:
+                assert anchor in headings(read(other), toc), f"{page.name}: {target}#{anchor}"
+        for path in re.findall(r"^::: (\S+)$", text, re.MULTILINE):
+            assert locate(path) is not None, f"{page.name}: {path}"
+
+
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path, caplog, monkeypatch):
     pytest.importorskip("material", reason="mkdocs-material is not installed: pip install '.[docs]'")
     pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install '.[docs]'")

@@ -24,6 +24,7 @@ import pytest
 import torch
 
 import evergraph as eg
+from cases import slow
 from evergraph import program
 from evergraph.core import fork_server
 from evergraph.experiments.cells import Cell, CellsFailedError, run_cells
@@ -105,7 +106,7 @@ class StandIn(ModuleType):
             pool.shutdown()
 
 
-@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["stand-in", "real"])
+@pytest.mark.parametrize("real", [False, slow(True)], ids=["stand-in", "real"])
 def test_cells_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real: bool) -> None:
     """The same results; a task whose process dies is tried again; a bad one fails alone."""
     stand_in = StandIn()
@@ -230,7 +231,7 @@ def test_an_unknown_engine_is_one_line(evergraph: Call, tmp_path: Path) -> None:
     assert engine_for("local", 1) is None
 
 
-@pytest.mark.parametrize("by_bash", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("by_bash", [False, slow(True)])
 def test_a_comparison_as_a_slurm_array(evergraph: Call, tmp_path: Path, without_pictures: None, by_bash: bool) -> None:
     """The script's own lines do the work; a failed task is named and written again; then the table is gathered."""
     out, words = tmp_path / "out", [*COMPARE, "--on", "slurm", "--jobs", "3"]

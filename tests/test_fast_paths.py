@@ -16,6 +16,7 @@ from scipy import sparse as sp
 from torch import Tensor
 
 import evergraph as eg
+from cases import slow
 from evergraph.core.capabilities import No
 from evergraph.core.frequent_columns import in_halves
 from evergraph.core.params import Displacement, copy_params
@@ -946,7 +947,7 @@ def test_a_seed_s_results_do_not_depend_on_the_shortcuts(name: str, kind: str) -
         ("hpn", {"threshold": 0.3, "extractors": "first-task"}, eg.PrototypeNetwork(dim=3, capacity=30)),
     ],
 )
-@pytest.mark.parametrize("batch_size", [0, 9])
+@pytest.mark.parametrize("batch_size", [slow(0), 9])
 def test_structure_changes_nothing_in_float64(
     name: str, settings: dict[str, object], model: GraphModel, batch_size: int
 ) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch_geometric.data import Data
 
 import evergraph as eg
+from cases import slow
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.mapped import read_mapped, write_mapped
 from evergraph.errors import DivergedError
@@ -553,7 +554,7 @@ def test_a_class_may_be_called_like_markup(evergraph, place, graph):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-@pytest.mark.parametrize("spawned", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("spawned", [False, slow(True)])
 def test_a_full_or_closed_stdout_is_one_line(spawned):
     with open("/dev/full", "w") as full:
         process = Forked(command_line("streams"), stdout=full.fileno())
@@ -591,7 +592,7 @@ def _after_closing(descriptor, run):
     run()
 
 
-@pytest.mark.parametrize("spawned", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("spawned", [False, slow(True)])
 def test_a_terminal_that_knows_ascii_alone_gets_escapes(graph, place, evergraph, spawned):
     torch.save(Data(x=graph.x, edge_index=graph.edge_index, y=graph.y, class_names=["ü", "é", "Ω", "c"]), "graph.pt")
     environment = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

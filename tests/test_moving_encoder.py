@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import evergraph as eg
+from cases import slow
 from evergraph.core.sparse import SparseMatrix, as_dense
 from evergraph.core.symmetric import unpack
 from evergraph.data.batching import Batch
@@ -128,8 +129,13 @@ def test_sums_follow_a_linear_drift(stream: eg.TaskStream) -> None:
     assert closed.drift_[0] < 1e-12
 
 
-@pytest.mark.parametrize("model", [eg.GCN, eg.GraphSAGE])
-@pytest.mark.parametrize("protector", PROTECTED)
+@pytest.mark.parametrize(
+    ("protector", "model"),
+    [
+        *((protector, eg.GCN) for protector in PROTECTED),
+        *(slow(protector, eg.GraphSAGE, when=protector != "ssm") for protector in PROTECTED),
+    ],
+)
 def test_sums_follow_a_trained_encoder(stream: eg.TaskStream, protector: str, model: type[GraphModel]) -> None:
     """Nearer to sums recomputed from the old nodes than sums that stay."""
     learner, stayed = learner_of(f"{protector}+analytic", model(hidden=10)), torch.zeros(())
@@ -160,7 +166,10 @@ def test_sums_stay_where_kept_examples_are_unlike_the_nodes(stream: eg.TaskStrea
     assert torch.allclose(unpack(closed_form(learner).gram_["train"]), stayed)
 
 
-@pytest.mark.parametrize("protector", [*PROTECTED, "ema", "ewc", "lwf"])
+@pytest.mark.parametrize(
+    "protector",
+    ["ssm", "ewc", *map(slow, (*PROTECTED[1:], "ema", "lwf"))],
+)
 def test_the_encoder_is_trained_as_without_a_closed_form(stream: eg.TaskStream, protector: str) -> None:
     """The solved head has no part in training: with and without it, and on either side, the same bits."""
     names = [protector, f"{protector}+analytic", f"analytic+{protector}"]

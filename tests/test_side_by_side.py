@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import evergraph as eg
+from cases import slow
 from evergraph.core.compiled import kernels
 from evergraph.core.params import copy_params
 from evergraph.core.sparse import SparseMatrix
@@ -125,11 +126,6 @@ DRAWING: list[tuple[str, dict[str, Any]]] = [
     ("queue-curvature", {"queue_size": 4, "queue_rule": "algorithm", "over_nodes": "sum"}),
 ]
 """Methods that draw within a step, each by its own numbers: with kernels, so on a GPU alone."""
-
-
-def slow(*values: Any, when: bool) -> Any:
-    """A case that repeats a rule, for `make test-all` alone."""
-    return pytest.param(*values, marks=[pytest.mark.slow] if when else [])
 
 
 @pytest.fixture
