@@ -1,5 +1,7 @@
 """What the tests share: one thread per process, small graphs, the folder of real graphs."""
 
+from __future__ import annotations
+
 import functools
 import gc
 import importlib
@@ -7,22 +9,17 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the suite runs one process a core, and so do those that it starts
 
-import click
 import pytest
-import torch
-import typer
 
-import evergraph as eg
-from evergraph import cli
-from evergraph.cli import make_app
-from evergraph.data.datasets.sbm import sbm
-from evergraph.registry import Registry
-from forked import forked_pool
+if TYPE_CHECKING:  # what the tests need is imported where they run: xdist's own process only hands them out
+    import click
 
-torch.set_num_threads(1)
+    import evergraph as eg
+
 os.fsync = lambda handle: None  # no test pulls the plug, and runs wait for the disk thousands of times
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -30,6 +27,9 @@ REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 def pytest_collection_finish() -> None:
     """What is imported by now stays: the collector need not look at it again, nor forked processes import it."""
+    import torch
+
+    torch.set_num_threads(1)
     _made_once()
     importlib.import_module("matplotlib.figure")
     importlib.import_module("matplotlib.backends.backend_agg")
@@ -40,6 +40,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _forked_pools(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes side by side are forked, so that none has to import everything; those of `spawned` tests are not."""
+    from forked import forked_pool
+
     if "spawned" not in request.keywords:
         monkeypatch.setattr("evergraph.experiments.engines.processes._one_process", forked_pool)
 
@@ -55,6 +57,10 @@ def real_data() -> Path:
 @functools.cache
 def _made_once() -> click.Command:
     """All commands, which take longer to make than most calls take."""
+    import typer
+
+    from evergraph.cli import make_app
+
     return typer.main.get_command(make_app())
 
 
@@ -63,6 +69,8 @@ def evergraph(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
     """Calls the command line in this process: exit status, stdout, stderr."""
+    from evergraph import cli
+
     monkeypatch.setattr(cli, "make_app", _made_once)
 
     def call(*words: object) -> tuple[int, str, str]:
@@ -88,18 +96,25 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_graph() -> eg.Graph:
     """60 nodes, 6 classes, 8 features."""
+    from evergraph.data.datasets.sbm import sbm
+
     return sbm(nodes=60, classes=6, degree=4, features=8, signal=3.0, seed=1)
 
 
 @pytest.fixture
 def small_stream(small_graph: eg.Graph) -> eg.TaskStream:
     """Three tasks of two classes."""
+    import evergraph as eg
+
     return eg.TaskStream(small_graph, 2)
 
 
 @pytest.fixture
 def registries() -> Iterator[None]:
     """What a page registers is taken off the lists again."""
+    import evergraph as eg
+    from evergraph.registry import Registry
+
     lists = [value for value in vars(eg.registry).values() if isinstance(value, Registry)]
     before = [set(entries) for entries in lists]
     yield

@@ -126,7 +126,7 @@ SETTINGS = [
 
 
 @given(st.sampled_from(SETTINGS), JUNK)
-@examples(900)
+@examples(300)
 def test_constructors_take_nothing_but_sane_settings(setting, value):
     kind, key, default = setting
     try:

@@ -28,6 +28,11 @@ from evergraph.training.executors.recording import RecordingExecutor
 from evergraph.training.executors.watch import Watch
 from test_problems_end_to_end import STREAMS
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*join the ends of validation and test links"),
+    pytest.mark.filterwarnings("ignore:.*so that it is .* whatever is predicted"),
+]
+
 CPU = torch.device("cpu")
 
 

@@ -22,6 +22,13 @@ from evergraph.data.datasets.official import OfficialGraph, read_ogb_folder
 from evergraph.data.datasets.ogb import read_collab, read_molecules, read_proteins
 from evergraph.data.download import Published, record
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*Weights only load"),
+    pytest.mark.filterwarnings("ignore:.*are in several masks"),
+    pytest.mark.filterwarnings("ignore:.*edge_attr is not used"),
+    pytest.mark.filterwarnings("ignore:.*has no known hash"),
+]
+
 
 def table(folder: Path, **tables: object) -> Path:
     """csv.gz files, as OGB has them; `_` in a keyword stands for `-` where the file has one."""

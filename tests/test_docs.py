@@ -28,6 +28,12 @@ from evergraph.training import Training
 from evergraph.training.learning import make_context
 from evergraph.training.settings import LABEL_SCOPES
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*given in one direction and are read in both"),
+    pytest.mark.filterwarnings("ignore:.*was learned already"),
+    pytest.mark.filterwarnings("ignore:.*no effect; .* learns in one pass"),
+]
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]

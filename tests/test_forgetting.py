@@ -21,6 +21,12 @@ from evergraph.data.datasets.sbm import sbm
 from evergraph.training.calibration import best_temperature, losses_at_temperatures
 from evergraph.training.description import describe
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*join the ends of validation and test links"),
+    pytest.mark.filterwarnings("ignore:.*nothing was forgotten"),
+    pytest.mark.filterwarnings("ignore:.*all of its .* links are asked for"),
+]
+
 SINCE = ("learned", "given", "given_classes", "forgotten", "forgotten_examples")  # of a record: that something was
 
 

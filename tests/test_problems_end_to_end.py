@@ -24,7 +24,13 @@ from evergraph.evaluation import METRICS
 from evergraph.problems import PROBLEMS
 from test_problems import make_data
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
+pytestmark = [
+    pytest.mark.usefixtures("without_pictures"),
+    pytest.mark.filterwarnings("ignore:.*no effect; .* learns in one pass"),
+    pytest.mark.filterwarnings("ignore:.*join the ends of validation and test links"),
+    pytest.mark.filterwarnings("ignore:.*so that it is .* whatever is predicted"),
+    pytest.mark.filterwarnings("ignore:.*all of its .* links are asked for"),
+]
 
 SMALL = {"epochs": 2, "lr": 0.02, "batch_size": 16, "label_scope": "seen", "device": "cpu"}
 STREAMS = {

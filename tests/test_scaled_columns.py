@@ -24,6 +24,11 @@ from evergraph.models import input_scaling
 from evergraph.models.input_scaling import InputScaling, measured_columns, with_scales
 from evergraph.training.description import describe
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*outweighs it"),
+    pytest.mark.filterwarnings("ignore:.*features are whole numbers"),
+]
+
 UNITS = np.array([1, 12, 1e4, 1e-3, 8, 1e6, 4])
 OFFSETS = np.array([0, 40, 3e4, 0, 290, 0, 2015])
 
