@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib
 import os
@@ -16,8 +15,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the suite runs one process a co
 import pytest
 
 if TYPE_CHECKING:  # what the tests need is imported where they run: xdist's own process only hands them out
-    import click
-
     import evergraph as eg
 
 os.fsync = lambda handle: None  # no test pulls the plug, and runs wait for the disk thousands of times
@@ -29,8 +26,10 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: the collector need not look at it again, nor forked processes import it."""
     import torch
 
+    from forked import made_once
+
     torch.set_num_threads(1)
-    _made_once()
+    made_once()
     importlib.import_module("matplotlib.figure")
     importlib.import_module("matplotlib.backends.backend_agg")
     gc.collect()
@@ -54,24 +53,16 @@ def real_data() -> Path:
     return REAL_DATA
 
 
-@functools.cache
-def _made_once() -> click.Command:
-    """All commands, which take longer to make than most calls take."""
-    import typer
-
-    from evergraph.cli import make_app
-
-    return typer.main.get_command(make_app())
-
-
 @pytest.fixture
 def evergraph(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
     """Calls the command line in this process: exit status, stdout, stderr."""
     from evergraph import cli
+    from forked import made_once
 
-    monkeypatch.setattr(cli, "make_app", _made_once)
+    commands = made_once()
+    monkeypatch.setattr(cli, "make_app", lambda: commands)
 
     def call(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["evergraph", *map(str, words)])

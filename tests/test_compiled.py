@@ -284,6 +284,7 @@ def test_kernels_are_compiled_once(anew: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_cache_folder_that_cannot_be_written_is_no_obstacle(anew: Path) -> None:
     (anew / "evergraph").write_text("a file in its place")
     assert kernels(torch.float32, torch.int32) is not None
+    assert [path.read_text() for path in anew.iterdir()] == ["a file in its place"]
 
 
 @needs_compiler

@@ -23,7 +23,6 @@ from evergraph.training.description import describe
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*join the ends of validation and test links"),
-    pytest.mark.filterwarnings("ignore:.*nothing was forgotten"),
     pytest.mark.filterwarnings("ignore:.*all of its .* links are asked for"),
 ]
 
@@ -62,6 +61,7 @@ def fitted(stream: eg.TaskStream, **settings: Any) -> eg.Learner:
 
 def near(found: Any, wanted: Any, tolerance: float = 1e-8) -> bool:
     """Tensors and numbers to the tolerance, everything else exactly."""
+    found, wanted = (value.detach() if isinstance(value, Tensor) else value for value in (found, wanted))
     if isinstance(wanted, Tensor):
         scale = max(1.0, float(wanted.abs().max()))
         return found.shape == wanted.shape and float((found - wanted).abs().max()) <= tolerance * scale
