@@ -17,6 +17,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from typer.main import get_command
 
 import evergraph as eg
@@ -46,7 +47,6 @@ FENCE = re.compile(
 SHELL = {"sh", "bash", "shell", "console"}
 FEW_EPOCHS = 2
 SHORT = [(Training, "epochs", FEW_EPOCHS), (RandomFeatures, "hidden", 80), (MixedFeatures, "hidden", 80)]
-PLANE = report.FIGURES["plane"]
 SHORT += [(kind, "networks", 3) for kind in (eg.CaT, eg.PUMA, eg.DeLoMe)]
 
 
@@ -98,7 +98,7 @@ def empty_place(tmp_path, monkeypatch, registries, without_pictures):
     for kind in eg.METHODS.values():
         if "epochs" in kind().training:
             monkeypatch.setattr(kind, "training", {**kind.training, "epochs": FEW_EPOCHS})
-    monkeypatch.setattr(report, "FIGURES", {"plane": PLANE})  # the others have tests of their own
+    monkeypatch.setattr(report, "FIGURES", {"plane": lambda runs: Figure((1, 1))})  # figures have tests of their own
     return tmp_path
 
 
