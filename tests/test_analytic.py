@@ -21,6 +21,8 @@ from evergraph.methods.closed_form.judged_edges import judge_edges
 from evergraph.models.base import neighbourhoods
 from evergraph.models.random_features import unit_rows
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*was learned already")
+
 BLOCKS = ((0, 0.5), (1, 1.0), (2, 0.5), (2, 0.0))
 
 

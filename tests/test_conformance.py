@@ -29,6 +29,8 @@ from evergraph.methods import METHODS, Compose, make_method
 from evergraph.methods.base import Method
 from evergraph.training.loop import Progress
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*no effect; .* learns in one pass")
+
 CLOSED_FORM = {"analytic": "solves for the head at a task's end", "auto": "likewise"}
 OWN_MODEL: dict[str, Callable[[], eg.GraphModel]] = {
     "tpp": lambda: eg.PromptedGCN(hidden=5, prompts=2),

@@ -276,6 +276,6 @@ def test_real_streams_learn(real_data: Path, name: str) -> None:
     learner = eg.Learner(eg.GCN(hidden=16), "finetune", epochs=2, batch_size=512, lr=0.01, device="cpu")
     for task in stream:
         first, last = learner.learn(task)
-        assert last["loss"] < first["loss"]
+        assert last["loss"] < first["loss"] or last["loss"] == 0 == len(task.class_names) - 1  # nothing to tell apart
     assert all(np.isfinite(learner.evaluate(stream).accuracies))
     assert torch.isfinite(learner.logits(stream[0].graph, stream[0].test)).all()

@@ -26,6 +26,8 @@ from evergraph.training.description import describe
 from evergraph.training.evidence import AFTER, BEFORE, strangeness
 from evergraph.training.unknown import BINS, MIXTURES, Familiar, confidence, counted, familiar_of, separations
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*no effect; .* learns in one pass")
+
 
 @pytest.fixture(scope="module")
 def stream() -> eg.TaskStream:

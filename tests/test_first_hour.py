@@ -15,6 +15,8 @@ import evergraph as eg
 from evergraph.data.datasets.sbm import sbm
 from evergraph.methods import METHODS
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*no effect; .* learns in one pass")
+
 FAST = {"epochs": 2, "device": "cpu"}
 SMALL = ["--hidden", "16", "--device", "cpu"]
 

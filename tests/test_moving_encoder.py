@@ -19,6 +19,8 @@ from evergraph.data.graph import Graph
 from evergraph.methods.closed_form import drift
 from evergraph.models.base import GraphModel, neighbourhoods
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*looks to .* unlike the nodes")
+
 PROTECTED = ["ssm", "er-gnn", "reservoir", "stand-in-curvature"]
 FEW = {"ssm": {"per_class": 8}, "er-gnn": {"per_class": 8}, "reservoir": {"per_class": 8}}
 SHORT = {"epochs": 30, "lr": 0.02, "batch_size": 0, "label_scope": "seen", "reduction": "mean", "dtype": torch.float64}

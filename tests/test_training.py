@@ -21,6 +21,8 @@ from evergraph.methods.base import STEP_HOOKS, Context, Step
 from evergraph.training.learning import make_context
 from evergraph.training.loop import Progress, load_optimizer, make_optimizer, optimizer_state
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*was learned already")
+
 FAST = {"epochs": 3, "lr": 0.01, "device": "cpu"}
 
 
