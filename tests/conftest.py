@@ -1,35 +1,35 @@
 """What the tests share: one thread per process, small graphs, the folder of real graphs."""
 
-import functools
+from __future__ import annotations
+
 import gc
 import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the suite runs one process a core, and so do those that it starts
 
-import click
 import pytest
-import torch
-import typer
 
-import evergraph as eg
-from evergraph import cli
-from evergraph.cli import make_app
-from evergraph.data.datasets.sbm import sbm
-from evergraph.registry import Registry
-from forked import forked_pool
+if TYPE_CHECKING:  # what the tests need is imported where they run: xdist's own process only hands them out
+    import evergraph as eg
 
-torch.set_num_threads(1)
+os.fsync = lambda handle: None  # no test pulls the plug, and runs wait for the disk thousands of times
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def pytest_collection_finish() -> None:
     """What is imported by now stays: the collector need not look at it again, nor forked processes import it."""
-    _made_once()
+    import torch
+
+    from forked import made_once
+
+    torch.set_num_threads(1)
+    made_once()
     importlib.import_module("matplotlib.figure")
     importlib.import_module("matplotlib.backends.backend_agg")
     gc.collect()
@@ -39,6 +39,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _forked_pools(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes side by side are forked, so that none has to import everything; those of `spawned` tests are not."""
+    from forked import forked_pool
+
     if "spawned" not in request.keywords:
         monkeypatch.setattr("evergraph.experiments.engines.processes._one_process", forked_pool)
 
@@ -51,18 +53,16 @@ def real_data() -> Path:
     return REAL_DATA
 
 
-@functools.cache
-def _made_once() -> click.Command:
-    """All commands, which take longer to make than most calls take."""
-    return typer.main.get_command(make_app())
-
-
 @pytest.fixture
 def evergraph(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
     """Calls the command line in this process: exit status, stdout, stderr."""
-    monkeypatch.setattr(cli, "make_app", _made_once)
+    from evergraph import cli
+    from forked import made_once
+
+    commands = made_once()
+    monkeypatch.setattr(cli, "make_app", lambda: commands)
 
     def call(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["evergraph", *map(str, words)])
@@ -87,18 +87,25 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_graph() -> eg.Graph:
     """60 nodes, 6 classes, 8 features."""
+    from evergraph.data.datasets.sbm import sbm
+
     return sbm(nodes=60, classes=6, degree=4, features=8, signal=3.0, seed=1)
 
 
 @pytest.fixture
 def small_stream(small_graph: eg.Graph) -> eg.TaskStream:
     """Three tasks of two classes."""
+    import evergraph as eg
+
     return eg.TaskStream(small_graph, 2)
 
 
 @pytest.fixture
 def registries() -> Iterator[None]:
     """What a page registers is taken off the lists again."""
+    import evergraph as eg
+    from evergraph.registry import Registry
+
     lists = [value for value in vars(eg.registry).values() if isinstance(value, Registry)]
     before = [set(entries) for entries in lists]
     yield

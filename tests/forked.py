@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -13,6 +14,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+
+import click
+import typer
 
 from evergraph import cli
 from evergraph.experiments.engines import processes
@@ -108,16 +112,24 @@ def _ended(run: Callable[[], object]) -> int:
         status = 1
     else:
         status = 0
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     return status
 
 
+@functools.cache
+def made_once() -> click.Command:
+    """All commands, which take longer to make than most calls take."""
+    return typer.main.get_command(cli.make_app())
+
+
 def command_line(*words: object) -> Callable[[], None]:
     """The command line with these words, for `Forked`."""
+    commands = made_once()
 
     def run() -> None:
+        cli.make_app = lambda: commands
         sys.argv = ["evergraph", *map(str, words)]
         cli.main()
 

@@ -20,6 +20,11 @@ from evergraph.models.base import GraphModel
 from test_conformance import GRAPH, STREAM, SUITE, every_name, learned, learner
 from test_problems import make_data
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*no effect; .* learns in one pass"),
+    pytest.mark.filterwarnings("ignore:.*join the ends of validation and test links"),
+]
+
 NODE_STREAM = eg.TaskStream(GRAPH, 2, test_graph="node")
 
 

@@ -21,6 +21,8 @@ from evergraph.methods.closed_form.judged_edges import judge_edges
 from evergraph.models.base import neighbourhoods
 from evergraph.models.random_features import unit_rows
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*was learned already")
+
 BLOCKS = ((0, 0.5), (1, 1.0), (2, 0.5), (2, 0.0))
 
 
@@ -317,10 +319,10 @@ def test_the_share_of_edges_between_tasks_is_the_most_likely_one(noise: float) -
     weighed, share = judge_edges(adjacency, tasks, rounds=500)
     ends = list(zip(adjacency.row_of_entry().tolist(), adjacency.indices.tolist()))
     shares = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
-    likelihood = torch.zeros_like(shares)
+    likelihood, of = torch.zeros_like(shares), tasks.tolist()
     for number, (u, v) in enumerate(ends):
-        within = sum(tasks[u, t] * tasks[v, t] / 3 for t in range(3))
-        between = sum(tasks[u, t] * tasks[v, s] / 6 for t in range(3) for s in range(3) if s != t)
+        within = sum(of[u][t] * of[v][t] / 3 for t in range(3))
+        between = sum(of[u][t] * of[v][s] / 6 for t in range(3) for s in range(3) if s != t)
         likelihood += ((1 - shares) * within + shares * between).log()
         if number % 50 == 0:
             posterior = (1 - share) * within / ((1 - share) * within + share * between)

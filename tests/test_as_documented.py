@@ -14,6 +14,11 @@ from evergraph.methods.condensation import puma
 from evergraph.methods.memory.subgraphs import with_neighbours
 from evergraph.training.unknown import Familiar, counted
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*join the ends of validation and test links"),
+    pytest.mark.filterwarnings("ignore:.*too few pairs of nodes have no link"),
+]
+
 
 def graph(**settings: object) -> eg.Graph:
     return sbm(**{"nodes": 240, "classes": 4, "degree": 5, "features": 8, "signal": 2.0, **settings})  # type: ignore[arg-type]

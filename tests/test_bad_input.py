@@ -30,6 +30,8 @@ from evergraph.data.files import content_mark, read_graph_file
 from evergraph.data.mapped import read_mapped, write_mapped
 from evergraph.persistence.reading import read_record
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*given in one direction and are read in both")
+
 TIMES = int(os.environ.get("EVERGRAPH_FUZZ", "1"))
 SMALL = "sbm:nodes=120,classes=4,features=8,signal=3"
 
@@ -126,7 +128,7 @@ SETTINGS = [
 
 
 @given(st.sampled_from(SETTINGS), JUNK)
-@examples(900)
+@examples(300)
 def test_constructors_take_nothing_but_sane_settings(setting, value):
     kind, key, default = setting
     try:

@@ -730,7 +730,7 @@ def test_of_two_runs_that_begin_in_one_new_folder_one_says_no(tmp_path: Path) ->
         except eg.EvergraphError:
             sys.exit(2)
 
-    for number in range(12):
+    for number in range(5):
         ready, start = os.pipe()
         both = [Forked(partial(begin, name, tmp_path / f"new-{number}", ready, start)) for name in ("finetune", "ewc")]
         os.close(start)

@@ -23,10 +23,13 @@ from torch_geometric import nn as pyg
 
 import evergraph as eg
 from brute_force import Setting, close, make, pull, step_gradient
+from cases import slow
 from evergraph.data.datasets.sbm import sbm
 from evergraph.methods import METHODS, Compose, make_method
 from evergraph.methods.base import Method
 from evergraph.training.member import Progress
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*no effect; .* learns in one pass")
 
 CLOSED_FORM = {"analytic": "solves for the head at a task's end", "auto": "likewise"}
 OWN_MODEL: dict[str, Callable[[], eg.GraphModel]] = {
@@ -88,11 +91,6 @@ SUITE: dict[str, Callable[[], Method]] = {**METHODS, **VARIANTS, **SHORT}
 MODELS = {"gcn": lambda: eg.GCN(hidden=5), "gat": lambda: eg.GAT(hidden=4, heads=2)}
 
 
-def slow(*values: object, when: bool = True) -> object:
-    """A case that `make test-all` runs and the default suite does not."""
-    return pytest.param(*values, marks=[pytest.mark.slow] if when else [])
-
-
 every_name = pytest.mark.parametrize("name", [slow(name, when=name in VARIANTS) for name in SUITE])
 """Every method; variants of one in `make test-all` alone."""
 ON_ANOTHER_MODEL = ("curvature", "stand-in-curvature", "ewc", "kfac", "lwf", "mas", "reservoir", "gem", "gpm")
@@ -133,6 +131,8 @@ def learner(method: Method, model: str = "gcn", dtype: torch.dtype = torch.float
         pytest.skip(GCN_ALONE[names[0]])
     own = next((OWN_MODEL[name] for name in names if name in OWN_MODEL), MODELS[model])
     closed = any(name in CLOSED_FORM for name in names)
+    if closed and {*names} <= {*CLOSED_FORM, "finetune"}:  # settings of epochs would have no effect
+        settings = {key: value for key, value in settings.items() if key in ("device", "num_classes")}
     return eg.Learner(eg.RandomFeatures(hidden=12) if closed else own(), method, dtype=dtype, **settings)
 
 

@@ -17,6 +17,11 @@ from evergraph.data.files import fingerprint, read_graph_file
 from evergraph.errors import EvergraphWarning
 from graph_files import npz_parts
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*given in one direction and are read in both"),
+    pytest.mark.filterwarnings("ignore:.*not read: "),
+]
+
 
 @pytest.fixture
 def parts(small_graph: eg.Graph) -> dict:

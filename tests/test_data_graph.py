@@ -10,6 +10,11 @@ from torch_geometric.utils import subgraph
 import evergraph as eg
 from evergraph.core.sparse import SparseMatrix
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*given in one direction and are read in both"),
+    pytest.mark.filterwarnings("ignore:.*features are whole numbers"),
+]
+
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 EDGES = np.array([[0, 1, 1, 2, 2], [1, 2, 2, 2, 0]])  # 1 → 2 twice, a loop at 2
 Y = np.array([0, 1, 1, -1])

@@ -27,6 +27,11 @@ from evergraph.data.datasets.sbm import sbm
 from evergraph.data.download import record
 from graph_files import change_official, npz_bytes, npz_parts, official_graphs, ogb_bytes, skewed_graph
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*has no known hash"),
+    pytest.mark.filterwarnings("ignore:.*labels are -1 and 1"),
+]
+
 OFFICIAL = official_graphs()
 
 

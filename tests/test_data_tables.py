@@ -19,6 +19,11 @@ from evergraph.data import as_graph, find_graph
 from evergraph.data.from_tables import table_files
 from evergraph.errors import EvergraphWarning
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*given in one direction and are read in both"),
+    pytest.mark.filterwarnings("ignore:.*looks like an index written by pandas"),
+]
+
 PEOPLE = "id,age,height,city,role\nada,3,1.5,Rome,admin\nbob,4,1.0,Bonn,user\ncy,2,,Rome,user\ndee,3.5,2,Bonn,\n"
 FOLLOWS = "source,target,weight\nada,bob,1\nbob,cy,2\ncy,dee,0.5\n"
 

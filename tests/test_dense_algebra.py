@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import warnings
@@ -202,6 +203,13 @@ def test_large_matrices_are_torchs(dtype: torch.dtype) -> None:
 
 
 def system(size: int, condition: float) -> tuple[Tensor, Tensor]:
+    """A copy of `made_system`, which may be written into."""
+    matrix, targets = made_system(size, condition)
+    return matrix.clone(), targets.clone()
+
+
+@functools.cache
+def made_system(size: int, condition: float) -> tuple[Tensor, Tensor]:
     """A symmetric matrix with eigenvalues from 1 down to 1/condition, and targets, one column of them zero."""
     generator = torch.Generator().manual_seed(size)
     directions, _ = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=generator))
@@ -300,6 +308,17 @@ def leading_systems(size: int, shift: float, rough: bool = False) -> list[Shifte
     return [ShiftedSystem(part, shift * (1 + 0.01 * k), targets[part.rows], rough) for k, part in enumerate(parts)]
 
 
+@functools.cache
+def leading_solutions(size: int, shift: float) -> list[Tensor]:
+    """What solves each of them, in one go."""
+    return [
+        torch.linalg.solve(
+            asked.matrix.formed() + asked.shift * torch.eye(asked.matrix.size, dtype=torch.float64), asked.targets
+        )
+        for asked in leading_systems(size, shift)
+    ]
+
+
 @pytest.mark.parametrize("paths", [BLAS, ("blas",), PLAIN], ids=["compiled", "lapack", "plain"])
 def test_a_leading_part_is_solved_by_the_factor_of_the_whole(
     paths: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -309,9 +328,7 @@ def test_a_leading_part_is_solved_by_the_factor_of_the_whole(
     with fast_paths(*paths):
         found = solutions(systems)
     assert sizes == ([] if paths == PLAIN else [systems[0].matrix.size])
-    for one, asked in zip(found, systems):
-        shift = asked.shift * torch.eye(asked.matrix.size, dtype=torch.float64)
-        exact = torch.linalg.solve(asked.matrix.formed() + shift, asked.targets)
+    for one, exact in zip(found, leading_solutions(3 * (SMALL + 20), 0.01)):
         assert one.exact
         assert float((one.found - exact).norm() / exact.norm()) < 1e-7
 

@@ -18,6 +18,7 @@ from pyarrow import parquet
 
 import evergraph as eg
 import two_processes
+from cases import slow
 from evergraph.cli import together
 from evergraph.core.shared_memory import MemoryFile, NamedFile, _alike
 from evergraph.core.workers import share_of
@@ -94,18 +95,27 @@ def started(what: str, folder: Path, number: int = 2) -> list[Forked]:
     return [Forked(partial(two_processes.main, what, folder), rank, folder) for rank in ranks]
 
 
-def test_three_processes_have_the_head_of_one_over_parts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("what", "fewer_ways"),
+    [
+        ("parts", two_processes.ONE_EACH),
+        slow("parts in more ways", two_processes.FEWER_WAYS),
+    ],
+)
+def test_three_processes_have_the_head_of_one_over_parts(
+    tmp_path: Path, what: str, fewer_ways: dict[str, list[tuple[str, str]]]
+) -> None:
     """The closed forms on five parts, edges with weights and without: float64, features to 1e-10, heads to 1e-8.
 
     Rows are shared by all processes, by two of three, or sent; where memory cannot be shared, one line says so.
     """
     before = set(Path("/dev/shm").glob("evergraph-*"))
-    said = [process.communicate(timeout=200)[1] for process in started("parts", tmp_path, 3)]
+    said = [process.communicate(timeout=200)[1] for process in started(what, tmp_path, 3)]
     for rank in range(3):
         assert (tmp_path / f"{rank}.json").exists(), said[rank][-2000:]
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert found.pop("weights")[0] > 1e-3  # they matter
-        assert len(found) == len(two_processes.WAYS) + sum(map(len, two_processes.FEWER_WAYS.values()))
+        assert len(found) == len(two_processes.WAYS) + sum(map(len, fewer_ways.values()))
         for name, (features, head, sent, lines) in found.items():
             assert features < 1e-10, name
             assert head < 1e-8, name
@@ -114,7 +124,7 @@ def test_three_processes_have_the_head_of_one_over_parts(tmp_path: Path) -> None
     assert set(Path("/dev/shm").glob("evergraph-*")) == before
 
 
-@pytest.mark.parametrize("cases", ["compare", pytest.param("variants", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", ["compare", slow("variants")])
 def test_two_processes_end_where_one_ends(tmp_path: Path, cases: str) -> None:
     """All methods, several models, uneven batches, early stopping, graphs, a resume: float64, to 1e-10."""
     said = [process.communicate(timeout=500)[1] for process in started(cases, tmp_path)]
@@ -213,14 +223,18 @@ def one_line_of(doom: str, said: str) -> bool:
     return re.fullmatch(rf"error: ({DOOMS[doom]})[^\n]*\n", said) is not None
 
 
+EVERY_DOOM = slow(tuple(DOOMS))
+
+
 @pytest.mark.usefixtures("without_pictures")
-def test_a_run_that_fails_is_one_line_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dooms", [("killed 1", "cut off 1"), EVERY_DOOM], ids=["two", "all"])
+def test_a_run_that_fails_is_one_line_and_resumes_to_the_same_bits(tmp_path: Path, dooms: tuple[str, ...]) -> None:
     """Killed in one process, then in the other; a full disk; a lost connection: each time it is resumed."""
     plugin = tmp_path / "doomed.py"
     plugin.write_text(DOOMED)
     words = ["run", "sbm:nodes=120,classes=4", "--method", "doomed", "--epochs", "2", "--device", "cpu"]
     words += ["--model-set", "hidden=4", "--processes", "2", "--plugin", str(plugin)]
-    for doom in DOOMS:
+    for doom in dooms:
         resume = ["--resume"] if (tmp_path / "failed").exists() else []
         status, said = call(*words, "--out", tmp_path / "failed", *resume, DOOM=doom)
         assert status == 2
@@ -242,7 +256,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_over_parts_a_failure_is_one_line_and_leaves_all_as_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dooms", [("killed 0", "disk full 0"), EVERY_DOOM], ids=["two", "all"])
+def test_over_parts_a_failure_is_one_line_and_leaves_all_as_it_was(tmp_path: Path, dooms: tuple[str, ...]) -> None:
     """The learner is that of the task before, no prediction is left; then the same command does what it should."""
     plugin, parts = tmp_path / "doomed.py", tmp_path / "parts"
     plugin.write_text(DOOMED)
@@ -253,7 +268,7 @@ def test_over_parts_a_failure_is_one_line_and_leaves_all_as_it_was(tmp_path: Pat
     assert call(*learn, learner, "--classes", "0,1", "--model-set", "hidden=20") == (0, "")
     shutil.copytree(learner, whole)
     before = contents(learner)
-    for doom in DOOMS:
+    for doom in dooms:
         status, said = call(*learn, learner, "--classes", "2,3", DOOM=doom)
         assert status == 2
         assert one_line_of(doom, said), said

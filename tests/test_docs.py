@@ -11,11 +11,13 @@ import re
 import shlex
 import shutil
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from typer.main import get_command
 
 import evergraph as eg
@@ -26,6 +28,12 @@ from evergraph.models import MixedFeatures, RandomFeatures
 from evergraph.training import Training
 from evergraph.training.learning import make_context
 from evergraph.training.settings import LABEL_SCOPES
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*given in one direction and are read in both"),
+    pytest.mark.filterwarnings("ignore:.*was learned already"),
+    pytest.mark.filterwarnings("ignore:.*no effect; .* learns in one pass"),
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -39,7 +47,6 @@ FENCE = re.compile(
 SHELL = {"sh", "bash", "shell", "console"}
 FEW_EPOCHS = 2
 SHORT = [(Training, "epochs", FEW_EPOCHS), (RandomFeatures, "hidden", 80), (MixedFeatures, "hidden", 80)]
-PLANE = report.FIGURES["plane"]
 SHORT += [(kind, "networks", 3) for kind in (eg.CaT, eg.PUMA, eg.DeLoMe)]
 
 
@@ -91,7 +98,7 @@ def empty_place(tmp_path, monkeypatch, registries, without_pictures):
     for kind in eg.METHODS.values():
         if "epochs" in kind().training:
             monkeypatch.setattr(kind, "training", {**kind.training, "epochs": FEW_EPOCHS})
-    monkeypatch.setattr(report, "FIGURES", {"plane": PLANE})  # the others have tests of their own
+    monkeypatch.setattr(report, "FIGURES", {"plane": lambda runs: Figure((1, 1))})  # figures have tests of their own
     return tmp_path
 
 
@@ -262,6 +269,33 @@ def test_links_between_files_lead_somewhere():
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def headings(text, toc):
+    """The anchors of a page: its headings as mkdocs makes them, and the names that it documents."""
+    text = re.sub(r"^([ \t]*)```.*?^\1```", "", text, flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    documented = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    return {toc.slugify(title.replace("`", ""), "-") for title in titles} | set(documented)
+
+
+def test_links_between_pages_and_documented_names_lead_somewhere():
+    """As `test_the_site_builds_without_a_warning` finds by building all of it."""
+    toc = pytest.importorskip("markdown.extensions.toc", reason="mkdocs is not installed: pip install '.[docs]'")
+    for page in DOCS.rglob("*.md"):
+        text = read(page)
+        prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", prose):
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            other = (page.parent / target).resolve() if target else page
+            assert other.is_file(), f"{page.name}: {target}"
+            if anchor:
+                assert anchor in headings(read(other), toc), f"{page.name}: {target}#{anchor}"
+        for path in re.findall(r"^::: (\S+)$", text, re.MULTILINE):
+            module, _, name = path.rpartition(".")
+            assert hasattr(import_module(module), name), f"{page.name}: {path}"
+
+
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path, caplog, monkeypatch):
     pytest.importorskip("material", reason="mkdocs-material is not installed: pip install '.[docs]'")
     pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install '.[docs]'")

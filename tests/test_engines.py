@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import multiprocessing
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import evergraph as eg
+from cases import slow
 from evergraph import program
 from evergraph.core import fork_server
 from evergraph.experiments.cells import Cell, CellsFailedError, run_cells
@@ -29,6 +33,7 @@ from evergraph.experiments.engines.preloaded import LATER
 from evergraph.experiments.run import RunSpec
 from evergraph.experiments.selection.side_by_side import search_side_by_side
 from evergraph.training import Training
+from forked import Forked, command_line, forked_pool
 
 Call = Callable[..., tuple[int, str, str]]
 COMPARE = ["compare", "sbm:nodes=120,classes=4", "--methods", "finetune,ewc", "--seeds", "2", "--epochs", "1"]
@@ -52,16 +57,69 @@ class Once(Work):
         super().do()
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray is not installed (pip install 'evergraph[ray]')"
-)
-def test_cells_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real thing: the same results; a task whose process dies is tried again; a bad one fails alone."""
+class LostError(Exception):
+    """Ray's word for a process or a machine that is gone."""
+
+
+class StandIn(ModuleType):
+    """As much of Ray as is used, over processes that are forked one for each task."""
+
+    exceptions = SimpleNamespace(RayError=LostError)
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.pools, self.told = list[ProcessPoolExecutor](), list[str]()
+
+    def is_initialized(self) -> bool:
+        return "init" in self.told
+
+    def init(self, **settings: Any) -> None:
+        assert {"num_cpus": 2, "log_to_driver": False}.items() <= settings.items()
+        assert settings["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "1"
+        self.told.append("init")
+
+    def remote(self, **settings: Any) -> Callable[..., Any]:
+        assert settings == {"max_retries": 0, "num_cpus": 1}
+
+        def started(function: Callable[[Work], object], work: Work) -> Future[object]:
+            self.pools.append(forked_pool())
+            return self.pools[-1].submit(function, work)
+
+        def of(function: Callable[[Work], object]) -> Any:
+            return SimpleNamespace(options=lambda num_gpus: SimpleNamespace(remote=partial(started, function)))
+
+        return of
+
+    def wait(self, tasks: list[Future[object]], num_returns: int) -> tuple[list[Future[object]], list[Future[object]]]:
+        done = next(as_completed(tasks))
+        return [done], [task for task in tasks if task is not done]
+
+    def get(self, task: Future[object]) -> object:
+        try:
+            return task.result()
+        except BrokenProcessPool as error:
+            raise LostError("its process is gone") from error
+
+    def shutdown(self) -> None:
+        self.told.append("shutdown")
+        for pool in self.pools:
+            pool.shutdown()
+
+
+@pytest.mark.parametrize("real", [False, slow(True)], ids=["stand-in", "real"])
+def test_cells_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real: bool) -> None:
+    """The same results; a task whose process dies is tried again; a bad one fails alone."""
+    stand_in = StandIn()
+    if real:
+        pytest.importorskip("ray", reason="Ray is not installed (pip install 'evergraph[ray]')")
+    else:
+        monkeypatch.setitem(sys.modules, "ray", stand_in)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr("evergraph.experiments.cells.Work", Once)
     cells = [Cell("a", spec(seeds=[0, 1])), Cell("dies", spec(method="ema")), Cell("bad", spec(source=BAD))]
     with pytest.raises(CellsFailedError, match="1 of 3 runs failed") as found:
         run_cells(cells, tmp_path / "ray", engine=lambda folder: RayEngine(2))
+    assert real or stand_in.told == ["init", "shutdown"]
     assert {*found.value.errors} == {"bad"}
     assert (tmp_path / "ray/dies.tried").exists()
     alone = run_cells(cells[:2], tmp_path / "alone")
@@ -71,7 +129,7 @@ def test_cells_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_ray_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(eg.EvergraphError, match=r"--on ray needs Ray .*pip install 'evergraph\[ray\]'"):
         RayEngine()
 
@@ -173,7 +231,8 @@ def test_an_unknown_engine_is_one_line(evergraph: Call, tmp_path: Path) -> None:
     assert engine_for("local", 1) is None
 
 
-def test_a_comparison_as_a_slurm_array(evergraph: Call, tmp_path: Path, without_pictures: None) -> None:
+@pytest.mark.parametrize("by_bash", [False, slow(True)])
+def test_a_comparison_as_a_slurm_array(evergraph: Call, tmp_path: Path, without_pictures: None, by_bash: bool) -> None:
     """The script's own lines do the work; a failed task is named and written again; then the table is gathered."""
     out, words = tmp_path / "out", [*COMPARE, "--on", "slurm", "--jobs", "3"]
     status, said, _ = evergraph(*words, "--out", out)
@@ -186,8 +245,14 @@ def test_a_comparison_as_a_slurm_array(evergraph: Call, tmp_path: Path, without_
     listed[3]["spec"]["source"] = BAD
     tasks.write_text(json.dumps(listed))
     assert evergraph("work", tasks, 0)[0] == 0
-    ended = subprocess.run(["bash", script], env={**os.environ, "SLURM_ARRAY_TASK_ID": "3"}, capture_output=True)
-    assert (ended.returncode, ended.stderr.count(b"\n")) == (2, 1)
+    if by_bash:
+        ended = subprocess.run(["bash", script], env={**os.environ, "SLURM_ARRAY_TASK_ID": "3"}, capture_output=True)
+        assert (ended.returncode, ended.stderr.count(b"\n")) == (2, 1)
+    else:  # its last line, in this process
+        *program, command, file, number = shlex.split(text.replace("$SLURM_ARRAY_TASK_ID", "3").splitlines()[-1])
+        assert program == ["exec", sys.executable, "-m", "evergraph"]
+        ended = Forked(command_line(command, file, number))
+        assert (ended.communicate()[1].count("\n"), ended.returncode) == (1, 2)
     status, said, _ = evergraph(*words, "--out", out, "--resume")
     assert (status, "3 runs are left" in said) == (0, True)
     assert re.search(r"failed before, tried again: \S*finetune\S*, seed 1 \(", said)

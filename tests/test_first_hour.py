@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from torch_geometric.data import Data, HeteroData
 import evergraph as eg
 from evergraph.data.datasets.sbm import sbm
 from evergraph.methods import METHODS
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*no effect; .* learns in one pass")
 
 FAST = {"epochs": 2, "device": "cpu"}
 SMALL = ["--hidden", "16", "--device", "cpu"]
@@ -32,12 +35,18 @@ def month(first: int, last: int, seed: int = 0, nodes: int = 90) -> Data:
     return Data(x=part.x, edge_index=part.edge_index, y=part.y, class_names=names)
 
 
-@pytest.fixture
-def learner() -> eg.Learner:
-    """One that has learned the classes of a first month."""
+@pytest.fixture(scope="module")
+def learned() -> eg.Learner:
+    """One that has learned the classes of a first month; nobody changes it."""
     made = auto()
     made.learn(month(0, 2))
     return made
+
+
+@pytest.fixture
+def learner(learned: eg.Learner) -> eg.Learner:
+    """A copy of it."""
+    return copy.deepcopy(learned)
 
 
 # the way in

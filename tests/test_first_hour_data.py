@@ -16,6 +16,11 @@ from evergraph.data.files import as_graph, read_graph_file
 from evergraph.data.mapped import read_mapped, write_mapped
 from evergraph.models.base import neighbourhoods
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*given in one direction and are read in both"),
+    pytest.mark.filterwarnings("ignore:.*edge_attr is not used"),
+]
+
 CHAIN = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])  # one direction each
 BOTH = torch.cat([CHAIN, CHAIN.flip(0)], dim=1)
 X = torch.eye(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Sequence
@@ -14,10 +15,16 @@ import torch
 from torch import Tensor
 
 import evergraph as eg
+from cases import slow
 from evergraph.core.symmetric import diagonal
 from evergraph.data.datasets.sbm import sbm
 from evergraph.training.calibration import best_temperature, losses_at_temperatures
 from evergraph.training.description import describe
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*join the ends of validation and test links"),
+    pytest.mark.filterwarnings("ignore:.*all of its .* links are asked for"),
+]
 
 SINCE = ("learned", "given", "given_classes", "forgotten", "forgotten_examples")  # of a record: that something was
 
@@ -41,8 +48,20 @@ def stream() -> eg.TaskStream:
     return eg.TaskStream(sbm(nodes=150, classes=6, degree=4, features=8, signal=1.5, seed=1), 2)
 
 
+FITTED: dict[tuple[Any, ...], tuple[eg.TaskStream, eg.Learner]] = {}
+
+
+def fitted(stream: eg.TaskStream, **settings: Any) -> eg.Learner:
+    """A learner of the whole stream: trained once with the same settings, and every caller has a copy."""
+    key = (id(stream), *sorted(settings.items()))
+    if key not in FITTED:
+        FITTED[key] = stream, make(**settings).fit(stream)  # while it is kept, no other has its id
+    return copy.deepcopy(FITTED[key][1])
+
+
 def near(found: Any, wanted: Any, tolerance: float = 1e-8) -> bool:
     """Tensors and numbers to the tolerance, everything else exactly."""
+    found, wanted = (value.detach() if isinstance(value, Tensor) else value for value in (found, wanted))
     if isinstance(wanted, Tensor):
         scale = max(1.0, float(wanted.abs().max()))
         return found.shape == wanted.shape and float((found - wanted).abs().max()) <= tolerance * scale
@@ -77,15 +96,17 @@ def some_nodes(task: eg.Task) -> Tensor:
     return torch.cat([task.train[1:6], task.val[:2], task.test[:1]])
 
 
-@pytest.mark.parametrize("keep_in_graph", [False, True])
-@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize(
+    ("number", "keep_in_graph"),
+    [(0, False), (2, True), slow(0, True), slow(1, False), slow(1, True), slow(2, False)],
+)
 @pytest.mark.parametrize(
     "settings", [{"balance": 0.0}, {}, {"model": eg.Auto.model}, {"method": "analytic", "hidden": 40}]
 )
 def test_nodes_were_never_learned(stream: eg.TaskStream, number: int, keep_in_graph: bool, settings) -> None:
     """With the tasks since then at hand, every number that is kept is what it would be."""
     nodes = some_nodes(stream[number])
-    found = make(**settings).fit(stream)
+    found = fitted(stream, **settings)
     assert found.forget(nodes, [stream[i] for i in range(number, 3)], keep_in_graph=keep_in_graph) == nodes.numel()
     wanted = make(**settings)
     for task in stream:
@@ -98,7 +119,7 @@ def test_with_the_task_alone_the_sums_and_heads_are_those_of_never_having_learne
     """At choices that are given. Later tasks' counts stand."""
     fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False}
     nodes = some_nodes(stream[number])
-    found, wanted = make(**fixed).fit(stream), make(**fixed)
+    found, wanted = fitted(stream, **fixed), make(**fixed)
     found.forget(nodes, stream[number])
     for task in stream:
         wanted.learn(task.without(nodes) if task.index == number else task)
@@ -110,7 +131,7 @@ def test_with_the_task_alone_the_sums_and_heads_are_those_of_never_having_learne
 
 
 def test_counts_of_forgotten_validation_nodes_go_too(stream: eg.TaskStream) -> None:
-    learner = make().fit(stream)
+    learner = fitted(stream)
     before = learner.method.validated_
     learner.forget(stream[0].val[:4], stream[0])
     assert learner.method.validated_ == before - 4
@@ -121,7 +142,7 @@ def test_counts_of_forgotten_validation_nodes_go_too(stream: eg.TaskStream) -> N
 def test_a_class_was_never_met(stream: eg.TaskStream, whole: bool) -> None:
     """Its output unit goes, and those behind it move up."""
     fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False}
-    found, wanted = make(**fixed).fit(stream), make(**fixed)
+    found, wanted = fitted(stream, **fixed), make(**fixed)
     name = stream[1].class_names[0]
     found.forget(classes=[name], data=stream if whole else stream[1])
     for task in stream:
@@ -137,7 +158,7 @@ def test_a_class_was_never_met(stream: eg.TaskStream, whole: bool) -> None:
 
 def test_a_whole_task_goes_and_everything_goes(stream: eg.TaskStream) -> None:
     fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0}
-    found, wanted = make(**fixed).fit(stream), make(**fixed).fit([stream[0], stream[2]])
+    found, wanted = fitted(stream, **fixed), make(**fixed).fit([stream[0], stream[2]])
     found.forget(classes=stream[1].class_names, data=stream[1])
     assert found.num_tasks == 2
     assert near(sums(found), sums(wanted))
@@ -147,7 +168,7 @@ def test_a_whole_task_goes_and_everything_goes(stream: eg.TaskStream) -> None:
     assert (found.classes_, found.num_tasks, found.method.cross_) == ([], 0, {})
     with pytest.raises(eg.EvergraphError, match="has not learned anything"):
         found.predict(stream.graph)
-    assert near(found.fit(stream).logits(stream.graph), make(**fixed).fit(stream).logits(stream.graph))
+    assert near(found.fit(stream).logits(stream.graph), fitted(stream, **fixed).logits(stream.graph))
 
 
 def test_when_everything_is_forgotten_other_columns_may_come_and_the_data_are_not_known_again() -> None:
@@ -166,7 +187,7 @@ def test_twice_in_any_order_and_across_a_save(stream: eg.TaskStream, tmp_path: P
     """The same data are known again after something was forgotten."""
     task, tasks = stream[1], [stream[1], stream[2]]
     first, second = task.train[:3], torch.cat([task.train[4:6], task.val[:1]])
-    once, found = make().fit(stream), make().fit(stream)
+    once, found = fitted(stream), fitted(stream)
     once.forget(torch.cat([first, second]), tasks)
     found.forget(second, tasks)
     found.save(tmp_path / "kept")
@@ -177,12 +198,14 @@ def test_twice_in_any_order_and_across_a_save(stream: eg.TaskStream, tmp_path: P
     assert found.records[1]["learned"] <= eg.Learner.load(tmp_path / "kept").records[1]["learned"]
 
 
-@pytest.mark.parametrize("method", ["analytic", "auto"])
-@pytest.mark.parametrize("after_a_whole_task", [True, False])
+@pytest.mark.parametrize(
+    ("method", "after_a_whole_task"),
+    [("analytic", False), ("auto", True), slow("analytic", True), slow("auto", False)],
+)
 def test_rows_of_tasks_that_lost_some_are_found_again(stream, after_a_whole_task: bool, method: str) -> None:
     """Sums kept as rows of each task: a task that goes takes its place along, and one that shrinks moves others."""
     fixed = {"method": method, "ridge": 0.5, "smoothing": 0.0, "judge_edges": False, "hidden": 1024}
-    found, wanted = make(**fixed).fit(stream), make(**fixed)
+    found, wanted = fitted(stream, **fixed), make(**fixed)
     steps = [(0, None), (1, some_nodes(stream[1]))]
     if not after_a_whole_task:
         steps = [(number, some_nodes(stream[number])) for number in (0, 2, 1)]
@@ -287,8 +310,18 @@ def test_a_class_that_is_gone_from_its_first_task_came_with_the_next_one_that_ha
     assert dict(zip(found.classes_, before))[0] == -1
 
 
-@pytest.mark.parametrize("balance", [0.0, 0.75])
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+@pytest.mark.parametrize(
+    ("order", "balance"),
+    [
+        ((0, 1, 2), 0.75),
+        ((2, 0, 1), 0.0),
+        ((1, 2, 0), 0.75),
+        *(
+            pytest.param(*way, marks=pytest.mark.slow)
+            for way in (((0, 1, 2), 0.0), ((2, 0, 1), 0.75), ((1, 2, 0), 0.0))
+        ),
+    ],
+)
 def test_in_several_steps_classes_keep_their_own_units(order: Sequence[int], balance: float) -> None:
     """A class that lives on in a later task comes behind those between, whatever is forgotten before and after."""
     graph = sbm(nodes=120, classes=6, degree=4, features=8, signal=1.5, seed=1)
@@ -333,7 +366,7 @@ def test_corrected_labels(stream: eg.TaskStream) -> None:
 
 
 def test_a_failure_leaves_the_learner_as_it_was(stream: eg.TaskStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    learner, untouched = make().fit(stream), make().fit(stream)
+    learner, untouched = fitted(stream), fitted(stream)
     numbers, names = learner.generator.get_state(), learner.feature_names
 
     def fail(learner: eg.Learner, *words: object) -> None:
@@ -367,7 +400,7 @@ def test_a_failure_leaves_the_learner_as_it_was(stream: eg.TaskStream, monkeypat
 )
 def test_wrong_calls_are_one_line(stream: eg.TaskStream, call: Any, message: str) -> None:
     with pytest.raises(eg.EvergraphError, match=message):
-        call(make().fit(stream), stream)
+        call(fitted(stream), stream)
 
 
 @pytest.mark.parametrize(
@@ -488,7 +521,7 @@ def test_a_task_named_by_its_classes_is_recognized_after_one_of_them_is_forgotte
 
 @pytest.mark.parametrize("test_graph", ["task", "seen", "node"])
 def test_what_was_forgotten_of_a_stream_is_not_measured(stream: eg.TaskStream, test_graph: str) -> None:
-    learner = make().fit(stream)
+    learner = fitted(stream)
     gone = stream[1].test[1:3]
     assert learner.forget(gone, [stream[1], stream[2]], keep_in_graph=True) == 2
     graph, nodes = stream.tests(2, 1, test_graph)
@@ -710,7 +743,7 @@ def test_whoever_has_another_class_later_stays_there() -> None:
 def test_nodes_leave_all_tasks_of_a_stream_that_hold_them(whole: bool) -> None:
     graph = sbm(nodes=150, classes=6, degree=4, features=8, signal=1.5, seed=1)
     stream = eg.TaskStream(graph, 2, edges_between_tasks=True)
-    found, wanted = make().fit(stream), make()
+    found, wanted = fitted(stream), make()
     nodes = some_nodes(stream[0])
     assert found.forget(nodes, stream if whole else list(stream)) == nodes.numel()
     number = stream[0].origin[1][nodes]
@@ -771,8 +804,7 @@ def batches(stream: eg.TaskStream) -> list[eg.Graph]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"method": "analytic", "hidden": 40}])
-@pytest.mark.parametrize("keep_in_graph", [False, True])
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("turned", "keep_in_graph"), [(False, True), (True, False)])
 def test_a_node_leaves_all_batches_of_labels_of_one_graph(stream, turned: bool, keep_in_graph: bool, settings) -> None:
     """It is an example in one of them and a neighbour in the other, whichever is given first."""
     months = batches(stream)
@@ -805,12 +837,11 @@ def test_forgetting_what_was_not_learned_or_is_forgotten_says_so(evergraph, stre
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("settings", [{}, {"method": "analytic", "hidden": 40}])
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(("number", "settings"), [(0, {}), (1, {"method": "analytic", "hidden": 40})])
 def test_nodes_that_stayed_in_the_graph_leave_it_when_asked_to(stream, number: int, settings, tmp_path: Path) -> None:
     """Across a save, and together with nodes that are not forgotten yet."""
     tasks, nodes = list(stream)[number:], some_nodes(stream[number])
-    found = make(**settings).fit(stream)
+    found = fitted(stream, **settings)
     found.forget(nodes[:-1], tasks, keep_in_graph=True)
     found.save(tmp_path / "kept")
     found = eg.Learner.load(tmp_path / "kept")
@@ -823,7 +854,7 @@ def test_nodes_that_stayed_in_the_graph_leave_it_when_asked_to(stream, number: i
 
 def test_with_the_task_alone_nodes_that_stayed_in_the_graph_leave_it_too(stream: eg.TaskStream) -> None:
     fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False}
-    found, nodes = make(**fixed).fit(stream), some_nodes(stream[0])
+    found, nodes = fitted(stream, **fixed), some_nodes(stream[0])
     for keep_in_graph in (True, False):
         assert found.forget(nodes, stream[0], keep_in_graph=keep_in_graph) == nodes.numel()
     wanted = make(**fixed).fit([stream[0].without(nodes), stream[1], stream[2]])
@@ -862,7 +893,7 @@ def said(learner: eg.Learner, key: str) -> list[Any]:
 @pytest.mark.parametrize("keep_in_graph", [False, True])
 def test_with_the_task_alone_nothing_measured_on_forgotten_validation_nodes_remains(stream, keep_in_graph) -> None:
     """All of them go: the other tasks calibrate, and what stood out from the forgotten ones is not known."""
-    found, before = make().fit(stream), make().fit(stream)
+    found, before = fitted(stream), fitted(stream)
     found.forget(stream[1].val, stream[1], keep_in_graph=keep_in_graph)
     for key in ("calibration", "familiar"):
         assert said(found, key) == [said(before, key)[0], None, said(before, key)[2]]
@@ -875,7 +906,7 @@ def test_with_the_task_alone_what_is_left_of_its_validation_nodes_is_measured_ag
     """By heads that never had the forgotten ones: they are those of another learner."""
     fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False, "learn_validation": False}
     gone = stream[0].val[:3]
-    found, wanted = make(**fixed).fit(stream), make(**fixed).fit([stream[0].without(gone), stream[1], stream[2]])
+    found, wanted = fitted(stream, **fixed), make(**fixed).fit([stream[0].without(gone), stream[1], stream[2]])
     found.forget(gone, stream[0])
     left = stream[0].without(gone)
     outputs = wanted.outputs(left.graph, left.val)[:, :6]
@@ -887,7 +918,7 @@ def test_with_the_task_alone_what_is_left_of_its_validation_nodes_is_measured_ag
 @pytest.mark.parametrize("keep_in_graph", [False, True])
 def test_how_classes_stood_out_stays_where_no_forgotten_node_was_read(stream: eg.TaskStream, keep_in_graph) -> None:
     """Before a task is learned, its training nodes are only neighbours of its validation nodes."""
-    found, before = make().fit(stream), make().fit(stream)
+    found, before = fitted(stream), fitted(stream)
     found.forget(stream[1].train[:5], stream[1], keep_in_graph=keep_in_graph)
     wanted = said(before, "separations")
     assert None not in wanted[1:]

@@ -20,6 +20,7 @@ import torch
 from torch_geometric.data import Data
 
 import evergraph as eg
+from cases import slow
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.mapped import read_mapped, write_mapped
 from evergraph.errors import DivergedError
@@ -553,17 +554,28 @@ def test_a_class_may_be_called_like_markup(evergraph, place, graph):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_a_full_or_closed_stdout_is_one_line():
+@pytest.mark.parametrize("spawned", [False, slow(True)])
+def test_a_full_or_closed_stdout_is_one_line(spawned):
     with open("/dev/full", "w") as full:
         process = Forked(command_line("streams"), stdout=full.fileno())
         _, error = process.communicate(timeout=60)
     assert (process.returncode, error.count("\n")) == (2, 1), error
     assert "No space left on device" in error
-    closed = subprocess.run(
-        ["sh", "-c", '"$0" -m evergraph streams >&-', sys.executable], capture_output=True, text=True
-    )
-    assert (closed.returncode, closed.stderr) == (2, closed.stderr)
-    assert closed.stderr == "error: standard output is closed; send it to a file, or to /dev/null\n"
+    said = "error: standard output is closed; send it to a file, or to /dev/null\n"
+    if spawned:
+        words = ["sh", "-c", '"$0" -m evergraph streams >&-', sys.executable]
+        closed = subprocess.run(words, capture_output=True, text=True)
+        assert (closed.returncode, closed.stderr) == (2, said)
+        return
+
+    def run():
+        os.close(1)
+        sys.stdout = None  # as Python has it in a process that begins so
+        command_line("streams")()
+
+    process = Forked(run)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (2, said)
 
 
 def test_a_reader_that_goes_away_is_no_error():
@@ -580,11 +592,17 @@ def _after_closing(descriptor, run):
     run()
 
 
-def test_a_terminal_that_knows_ascii_alone_gets_escapes(graph, place, evergraph):
+@pytest.mark.parametrize("spawned", [False, slow(True)])
+def test_a_terminal_that_knows_ascii_alone_gets_escapes(graph, place, evergraph, spawned):
     torch.save(Data(x=graph.x, edge_index=graph.edge_index, y=graph.y, class_names=["ü", "é", "Ω", "c"]), "graph.pt")
     environment = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     assert evergraph("learn", "graph.pt", "--checkpoint", "l", "--method", "ewc", *FAST)[0] == 0
-    process = start("info", "l", env=environment, cwd=place)
+
+    def run():
+        sys.stdout.reconfigure(encoding="ascii")  # with strict errors, as Python has it there
+        command_line("info", "l")()
+
+    process = start("info", "l", env=environment, cwd=place) if spawned else Forked(run, folder=place)
     out, error = process.communicate(timeout=120)
     assert (process.returncode, error) == (0, ""), error
     assert "'\\xfc'" in out

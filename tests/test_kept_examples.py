@@ -17,7 +17,12 @@ from evergraph.problems import PROBLEMS
 from test_problems import make_data
 from test_problems_end_to_end import STREAMS
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
+pytestmark = [
+    pytest.mark.usefixtures("without_pictures"),
+    pytest.mark.filterwarnings("ignore:.*no effect; .* learns in one pass"),
+    pytest.mark.filterwarnings("ignore:.*join the ends of validation and test links"),
+    pytest.mark.filterwarnings("ignore:.*so that it is .* whatever is predicted"),
+]
 
 SMALL = {"epochs": 2, "lr": 0.02, "weight_decay": 0.0, "batch_size": 0, "label_scope": "seen", "device": "cpu"}
 MEMORIES = ("reservoir", "gdumb", "gem", "a-gem")

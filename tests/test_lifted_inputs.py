@@ -26,7 +26,7 @@ def amounts(size: float = 1.0) -> eg.TaskStream:
     )
 
 
-@pytest.mark.parametrize("size", [1e-5, 1.0, 1e5])
+@pytest.mark.parametrize("size", [1e-5, 1e5])
 def test_one_column_of_positive_numbers_tells_classes_apart(size: float) -> None:
     stream = amounts(size)
     for scales, unit in ((False, size), (True, 1.0)):

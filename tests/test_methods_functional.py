@@ -12,6 +12,8 @@ from evergraph.data.batching import Batch
 from evergraph.methods import TWP, LwF, Method
 from evergraph.methods.twp import coefficient_norm, topology
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*was learned already")
+
 # LwF
 
 

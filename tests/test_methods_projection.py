@@ -16,6 +16,8 @@ from evergraph.data.datasets.sbm import sbm
 from evergraph.methods.base import Method
 from evergraph.methods.projection.gpm import grown_basis
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*join the ends of validation and test links")
+
 STREAM = eg.TaskStream(sbm(nodes=48, classes=6, degree=4, features=5, signal=3.0, seed=1), 2)
 SETTINGS = {"epochs": 3, "lr": 0.05, "batch_size": 7, "device": "cpu", "dtype": torch.float64}
 

@@ -37,6 +37,8 @@ from evergraph.methods.memory.samplers import covered, influences, mean_distance
 from evergraph.methods.memory.subgraphs import drawn_neighbours, with_neighbours
 from evergraph.methods.replay.gem import projection
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*was learned already")
+
 # projections
 
 

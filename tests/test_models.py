@@ -13,6 +13,8 @@ from evergraph.data.datasets.sbm import sbm
 from evergraph.models import LayerNormGCN, LayerNormGraphSAGE, ModuleModel, as_model, neighbourhoods
 from evergraph.models.base import GraphModel
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*given in one direction and are read in both")
+
 CHANNELS = (6, 5)
 MODELS: dict[str, Callable[[], GraphModel]] = {
     "gcn": lambda: eg.GCN(hidden=16),

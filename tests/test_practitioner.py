@@ -98,9 +98,10 @@ def test_three_months_on_a_made_graph(evergraph, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("reduce", "words", "narrower"),
-    [(4, 500, ("--hidden", "280")), pytest.param(1, None, (), marks=pytest.mark.slow)],
+    [(4, 500, ("--hidden", "280")), (1, None, ())],
     ids=["quarter", "all"],
 )
+@pytest.mark.slow
 def test_three_months_on_a_real_graph_end_above_90(
     evergraph, real_data: Path, tmp_path, monkeypatch, reduce: int, words: int | None, narrower: tuple[str, ...]
 ) -> None:

@@ -15,6 +15,11 @@ from evergraph.errors import EvergraphWarning
 from evergraph.methods.memory.budget import Budget
 from evergraph.training.learned_data import learned_before
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*given in one direction and are read in both"),
+    pytest.mark.filterwarnings("ignore:.*are in several masks"),
+]
+
 NUMBER = 40
 X = np.random.default_rng(0).normal(size=(NUMBER, 3)).astype(np.float32)
 EDGES = np.stack([np.arange(NUMBER), (np.arange(NUMBER) + 2) % NUMBER])

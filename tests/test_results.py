@@ -20,6 +20,8 @@ from evergraph.evaluation import (
     mean_std,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*given in one direction and are read in both")
+
 M = [
     [90.0, None, None],
     [60.0, 80.0, None],

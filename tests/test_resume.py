@@ -83,10 +83,10 @@ SLOW = pytest.mark.slow  # the conformance suite loads every method once after a
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[SLOW] if case in eg.METHODS else []) for case in CASES])
 def test_a_loaded_learner_goes_on_bit_for_bit(tmp_path, stream, case):
     def keep(task, epoch):
-        return tmp_path / f"{task}-{epoch}" if (task, epoch) in {(0, 3), (0, None), (1, 1), (1, 2)} else None
+        return tmp_path / f"{task}-{epoch}" if (task, epoch) in {(0, 3), (0, None), (1, 1)} else None
 
     whole = learn_all(CASES[case](), stream, keep)
-    assert len(list(tmp_path.iterdir())) == (4 if max(row["epochs"] for row in whole.history) > 1 else 1)
+    assert len(list(tmp_path.iterdir())) == (3 if max(row["epochs"] for row in whole.history) > 1 else 1)
     for folder in tmp_path.iterdir():
         loaded = learn_all(Learner.load(folder, device="cpu"), stream)
         for (name, a), b in zip(whole.model.named_parameters(), loaded.model.parameters()):
@@ -182,7 +182,7 @@ def test_a_full_disk_stops_a_run_that_then_goes_on(tmp_path, monkeypatch):
     assert run(spec(), tmp_path / "full", resume=True)["matrices"] == whole["matrices"]
 
 
-@pytest.mark.parametrize(("kills", "cases"), [(6, 2), pytest.param(40, 5, marks=SLOW)])
+@pytest.mark.parametrize(("kills", "cases"), [(3, 1), pytest.param(40, 5, marks=SLOW)])
 def test_processes_killed_at_random_moments(tmp_path, kills, cases):
     family = Forked(lambda: kill_family.main(tmp_path, kills, kill_family.CASES[:cases]))
     out, error = family.communicate(timeout=500)

@@ -15,6 +15,7 @@ import torch
 from benchmarks import column_scales
 
 import evergraph as eg
+from cases import slow
 from evergraph.core.sparse import as_dense
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import make_graph
@@ -22,6 +23,11 @@ from evergraph.errors import EvergraphError, EvergraphWarning
 from evergraph.models import input_scaling
 from evergraph.models.input_scaling import InputScaling, measured_columns, with_scales
 from evergraph.training.description import describe
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*outweighs it"),
+    pytest.mark.filterwarnings("ignore:.*features are whole numbers"),
+]
 
 UNITS = np.array([1, 12, 1e4, 1e-3, 8, 1e6, 4])
 OFFSETS = np.array([0, 40, 3e4, 0, 290, 0, 2015])
@@ -281,8 +287,15 @@ def test_forgetting_nodes_that_scales_were_measured_at(keep_in_graph: bool) -> N
     assert (found.logits(tasks[1].graph) - never.logits(tasks[1].graph)).abs().max() < 1e-8
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["all data", "the task's data alone"])
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("number", "alone"),
+    [
+        (0, False),
+        (1, True),
+        (2, False),
+        *(slow(*way) for way in ((0, True), (1, False), (2, True))),
+    ],
+)
 def test_forgetting_a_few_nodes_of_any_task(number: int, alone: bool) -> None:
     tasks = late()
     found, never = learner_of(), learner_of()
@@ -327,10 +340,13 @@ def test_a_model_that_had_another_learner_is_measured_anew_after_forgetting_too(
 
 def test_a_scaled_learner_is_saved_loaded_and_goes_on(tmp_path: Path) -> None:
     tasks = late()
-    learners = [learner_of("mixed-features").fit(tasks[:1]) for _ in range(3)]
-    learners[0].save(tmp_path / "kept")
-    learners[0] = eg.Learner.load(tmp_path / "kept")
-    learners[1] = eg.Learner.load(tmp_path / "kept", model=eg.MixedFeatures(hidden=140))
+    first = learner_of("mixed-features").fit(tasks[:1])
+    first.save(tmp_path / "kept")
+    learners = [
+        eg.Learner.load(tmp_path / "kept"),
+        eg.Learner.load(tmp_path / "kept", model=eg.MixedFeatures(hidden=140)),
+        first,
+    ]
     told = describe(tmp_path / "kept")["scaled_columns"]
     assert "1: not read yet, 0 everywhere so far" in told
     assert any(line.startswith("2: (x − ") for line in told)

@@ -19,7 +19,12 @@ from evergraph.data.negatives import NEGATIVES
 from evergraph.errors import EvergraphWarning
 from test_problems import make_data
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
+pytestmark = [
+    pytest.mark.usefixtures("without_pictures"),
+    pytest.mark.filterwarnings("ignore:.*no effect; .* learns in one pass"),
+    pytest.mark.filterwarnings("ignore:.*join the ends of validation and test links"),
+    pytest.mark.filterwarnings("ignore:.*given in one direction and are read in both"),
+]
 
 SMALL = {"epochs": 2, "lr": 0.02, "batch_size": 16, "device": "cpu"}
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import evergraph as eg
+from cases import slow
 from evergraph.core.compiled import kernels
 from evergraph.core.params import copy_params
 from evergraph.core.sparse import SparseMatrix
@@ -127,10 +128,6 @@ DRAWING: list[tuple[str, dict[str, Any]]] = [
 """Methods that draw within a step, each by its own numbers: with kernels, so on a GPU alone."""
 
 
-ALIKE = ("online-ewc", "mas", "ema+ewc", "mas+batch-curvature")
-"""Methods whose pull is that of another on the list when there is one batch alone."""
-
-
 @pytest.fixture
 def stacking(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU too, without the shortcuts that are a CPU's own."""
@@ -152,9 +149,9 @@ def equal(found: Any, expected: Any, tolerance: float = 1e-10) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "batch_size", "sparse"),
     [
-        pytest.param(*method, size, sparse, marks=[pytest.mark.slow] if size == 0 and method[0] in ALIKE else [])
-        for size, sparse in ((8, False), (0, False), (8, True))
-        for method in STACKABLE
+        *((*method, 8, True) for method in STACKABLE),
+        *(slow(*method, 8, False, when=method[0] not in ("curvature", "joint")) for method in STACKABLE),
+        *(slow(*method, 0, False, when=method[0] not in ("curvature", "ewc", "lwf", "twp")) for method in STACKABLE),
     ],
 )
 def test_seeds_that_train_as_one_are_equal_to_their_runs_alone(
@@ -187,15 +184,21 @@ DIFFERENT_DRAWING: list[list[tuple[str, dict[str, Any]]]] = [
 
 
 @pytest.mark.usefixtures("stacking")
-@pytest.mark.parametrize("different", DIFFERENT, ids=lambda methods: methods[0][0])
-@pytest.mark.parametrize("batch_size", [8, 0])
+@pytest.mark.parametrize(
+    ("different", "batch_size"),
+    [
+        slow(different, size, when=size == 0 and different is not DIFFERENT[1])
+        for size in (8, 0)
+        for different in DIFFERENT
+    ],
+    ids=lambda value: value if isinstance(value, int) else value[0][0],
+)
 def test_settings_that_train_as_one_are_equal_to_their_runs_alone(
     different: list[tuple[str, dict[str, Any]]], batch_size: int
 ) -> None:
     members = [
-        partial(stackable, name, settings, seed, batch_size=batch_size, sparse=True, optimizer="sgd")
-        for name, settings in different
-        for seed in (0, 1)
+        partial(stackable, name, settings, number % 2, batch_size=batch_size, sparse=True, optimizer="sgd")
+        for number, (name, settings) in enumerate(different)
     ]
     alone = [member() for member in members]
     found = side_by_side(members, CPU, taking_turns=True, kin=["settings"] * len(members))
@@ -343,7 +346,10 @@ def test_an_optimizer_pulls_several_that_train_as_one_while_it_moves_them(
 
 
 @pytest.mark.usefixtures("stacking")
-@pytest.mark.parametrize(("name", "settings"), STACKABLE)
+@pytest.mark.parametrize(
+    ("name", "settings"),  # of the rest, steps are those of one of these but for what is measured between tasks
+    [slow(*method, when=method[0] in ("online-ewc", "mas", "ema+ewc", "mas+batch-curvature")) for method in STACKABLE],
+)
 def test_steps_of_several_as_one_can_be_repeated(
     name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

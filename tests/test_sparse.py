@@ -1,6 +1,7 @@
 """Sparse matrices against dense ones: every product, in every mode of autograd, and every way to take rows."""
 
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -31,6 +32,18 @@ def test_products_are_the_dense_ones(width: int, paths: tuple[str, ...], dtype: 
         found, back = matrix @ dense, matrix.t() @ torch.randn(9, width, dtype=dtype)
     assert back.shape == (7, width)
     torch.testing.assert_close(found, matrix.dense() @ dense)
+
+
+def test_torch_s_own_product_does_not_warn() -> None:
+    matrix, dense = made(), torch.randn(7, 2, dtype=torch.float64)
+    torch.set_warn_always(True)  # else it says so once in a process
+    try:
+        with fast_paths(), warnings.catch_warnings(record=True) as told:
+            warnings.filterwarnings("always", message="Sparse invariant checks")
+            torch.testing.assert_close(matrix @ dense, matrix.dense() @ dense)
+    finally:
+        torch.set_warn_always(False)
+    assert [str(warning.message) for warning in told] == []
 
 
 @pytest.mark.parametrize("width", [1, 5, 257])

@@ -11,6 +11,8 @@ import evergraph as eg
 from evergraph.data import DATASETS, union
 from evergraph.data.arrangement import split_nodes
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*will be in no task")
+
 
 @pytest.fixture
 def skewed() -> eg.Graph:

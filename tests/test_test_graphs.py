@@ -18,6 +18,8 @@ from evergraph.data.datasets.sbm import sbm
 from evergraph.data.mapped import read_mapped, write_mapped
 from evergraph.evaluation import nearest_profile
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*keeps the directions of its edges")
+
 GRAPH = sbm(nodes=90, classes=6, degree=5, homophily=0.6, features=6, signal=3.0, seed=2)
 LAST = 2
 

@@ -12,6 +12,8 @@ from torch_geometric.data import Data
 import evergraph as eg
 from evergraph.data.parts import read_parts, task_of_parts, write_parts
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*are in several masks")
+
 LINE = "no training nodes of class 3: not learned"
 
 

@@ -115,9 +115,14 @@ def test_a_run_takes_counts_as_numbers(
         "--hidden",
         "60",
     )
+    results = []
     for more in ((), ("--resume",)):
         status, _, err = evergraph(*words, "--out", tmp_path / "run", *more)
         assert status == 0, err
+        results.append(json.loads((tmp_path / "run/result.json").read_text()))
+    assert results[0] == results[1]
+    assert results[0]["protocol"]["problem"] == "node-regression"
+    assert results[0]["protocol"]["tasks"] == len({*data.year.tolist()})
 
 
 def test_a_number_that_was_read_as_no_label_is_told_of() -> None:

@@ -103,8 +103,11 @@ def method(name: str, tasks: int) -> Callable[[], eg.Learner]:
 
 VARIANTS = {f"method {name}": method(name, 3) for name in conformance.SUITE}
 """Every method and its variants, on a task more."""
+OF_EVERY_KIND = ("joint", "curvature", "stand-in-curvature", "ewc", "si", "kfac", "lwf", "twp", "ema", "reservoir",
+                 "gem", "gpm", "pi-gnn", "tpp", "hpn", "cat", "analytic", "auto")  # fmt: skip
+"""Methods that do different things in a step, at a task's start or at its end; all of them are among the variants."""
 CASES: dict[str, Callable[[], eg.Learner]] = {
-    **{f"method {name}": method(name, 2) for name in conformance.SUITE if name not in conformance.VARIANTS},
+    **{f"method {name}": method(name, 2) for name in OF_EVERY_KIND},
     # where a gradient is zero but for rounding, Adam divides it by its own size; SGD does not
     "model gat": on_stream(lambda: plain(model=eg.GAT(hidden=4, heads=2), optimizer="sgd", reduction="mean")),
     "model sage": on_stream(lambda: plain(model=eg.GraphSAGE(hidden=4))),
@@ -236,28 +239,34 @@ WAYS: dict[str, tuple[object, str, object]] = {
 """How rows get from one process to the others: what is replaced by what, so that they do."""
 
 
-FEWER_WAYS = {  # by method: graphs and ways besides those that the weighted graph goes by
-    "analytic": [("plain", "shared"), ("plain", "two machines in turn")],
-    "auto": [("plain", "shared"), ("weighted", "sent"), ("weighted", "two machines")],
+ONE_EACH = {"analytic": [("plain", "shared")], "auto": [("weighted", "two machines")]}
+"""By method: graphs and ways besides those that the weighted graph goes by."""
+FEWER_WAYS = {
+    "analytic": [*ONE_EACH["analytic"], ("plain", "two machines in turn")],
+    "auto": [*ONE_EACH["auto"], ("plain", "shared"), ("weighted", "sent")],
 }
+"""Likewise, more of them."""
 
 
-def parts(folder: Path) -> dict[str, list[float]]:
+def parts(folder: Path, fewer_ways: dict[str, list[tuple[str, str]]]) -> dict[str, list[float]]:
     """A graph without weights, and one with, over as many processes as there are, by every way.
 
     Of each the largest difference of features, the largest of heads and outputs, bytes sent and lines said.
     """
     graphs = {"plain": LARGE, "weighted": WEIGHTED}
     cases = {f"{method} {name}": (method, name) for method in CLOSED_FORMS for name in graphs}
+    asked = {"analytic plain", "analytic weighted"} | {
+        f"{how} {name}" for how in fewer_ways for name, _ in fewer_ways[how]
+    }
+    cases = {case: cases[case] for case in cases if case in asked}
     alone = {}
     if os.environ["RANK"] == "0":
         alone = {case: one_process(how, graphs[name], folder / case) for case, (how, name) in cases.items()}
     alone = join_workers().everywhere(alone)
     models_parts.COLUMNS_AT_ONCE, models_parts.COLUMNS_SHOWN = 3, 4  # of seven
     found = {"weights": [difference(alone["analytic plain"], alone["analytic weighted"])]}
-    tried = [("analytic weighted", way) for way in WAYS] + [
-        (f"{method} {graph}", way) for method in CLOSED_FORMS for graph, way in FEWER_WAYS[method]
-    ]
+    tried = [("analytic weighted", way) for way in WAYS]
+    tried += [(f"{method} {graph}", way) for method in CLOSED_FORMS for graph, way in fewer_ways[method]]
     for case, way in tried:
         owner, attribute, other = WAYS[way]
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as said:
@@ -306,5 +315,6 @@ def lose(folder: Path) -> dict[str, str]:
 def main(what: str, folder: Path) -> None:
     """One of the processes."""
     whats = {"compare": partial(compare, cases=CASES), "variants": partial(compare, cases=VARIANTS)}
-    report = {**whats, "parts": parts, "lose": lose}[what](folder)
+    whats |= {"parts": partial(parts, fewer_ways=ONE_EACH), "parts in more ways": partial(parts, fewer_ways=FEWER_WAYS)}
+    report = {**whats, "lose": lose}[what](folder)
     (folder / f"{workers().rank}.json").write_text(json.dumps(report))

@@ -276,7 +276,13 @@ class SparseMatrix:
                 return self._bags(dense.detach())
         if self._native is None:
             entries = self.values.contiguous()
-            self._native = torch.sparse_csr_tensor(self.indptr, self.indices, entries, self.shape)
+            self._native = torch.sparse_csr_tensor(
+                self.indptr,
+                self.indices,
+                entries,
+                self.shape,
+                check_invariants=False,  # it warns where this is left out
+            )
         return self._native @ dense
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
