@@ -692,6 +692,14 @@ def test_help_is_wrapped_for_the_terminal_and_gives_flags_no_type(evergraph, mon
     assert "<bool>" not in out
 
 
+@pytest.mark.parametrize("command", ["run", "compare", "tune", "learn", "forget"])
+def test_help_cuts_no_name_where_lines_are_short(evergraph, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = evergraph(command, "--help")
+    assert status == 0
+    assert not re.findall(r"\w+…", out)
+
+
 def test_help_may_be_read_in_part(evergraph, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in `evergraph run --help | head`: rich ends the program, since nobody reads its output any more."""
 

@@ -384,6 +384,21 @@ def test_reading_both_directions_can_be_confirmed(directed: bool, evergraph, tmp
     status, _, err = evergraph(*words, "--directed" if directed else "--undirected")
     assert (status, err) == (0, "")
     assert as_graph(tmp_path / "folder").directed == directed
+    made = graph(undirected=not directed)
+    assert as_graph(made, undirected=not directed) is made
+    for kept in (made, tmp_path / "folder"):
+        with pytest.raises(eg.EvergraphError, match=r"made with its edges in .*direction.*; leave out undirected="):
+            as_graph(kept, undirected=directed)
+
+
+def test_a_graph_in_parts_keeps_its_directions(evergraph, tmp_path: Path) -> None:
+    np.savez(tmp_path / "one-way.npz", x=X, edge_index=EDGES, y=Y)
+    words = ["convert", tmp_path / "one-way.npz", tmp_path / "parts", "--parts", "2", "--directed"]
+    assert evergraph(*words)[0] == 0
+    for flag in ("--directed", "--undirected"):
+        status, _, err = evergraph("learn", tmp_path / "parts", "--checkpoint", tmp_path / "learner", flag)
+        assert status == 2
+        assert f"parts is in parts, which keep the directions they were converted with; leave out {flag}" in err
 
 
 @pytest.mark.parametrize("directed", [False, True])

@@ -40,7 +40,7 @@ from evergraph.experiments.selection import (
 )
 from evergraph.experiments.selection import proposals as proposing
 from evergraph.experiments.selection.proposals import Climb, batches, spread
-from evergraph.experiments.selection.search import Search
+from evergraph.experiments.selection.search import DIVERGED, Search
 from evergraph.experiments.selection.stability_decay import decreasing
 from forked import Forked
 from test_problems import make_data
@@ -583,6 +583,8 @@ def test_a_trial_that_diverged_is_not_another_one_of_its_name(tmp_path: Path) ->
     assert search.run(FirstTasks(), [replace(trial, error="")]) == [trial]  # not run again
     with pytest.raises(eg.EvergraphError, match="holds a run with other settings \\(training: lr\\)"):
         search.run(FirstTasks(), [search.trial(FirstTasks(), "000", {**point, "lr": 1e-3})])
+    (tmp_path / DIVERGED).write_text(json.dumps({trial.key: trial.error}))  # as earlier versions wrote it
+    assert search.run(FirstTasks(), [replace(trial, error="")]) == [trial]
 
 
 def test_results_hold_a_line_for_every_trial_with_its_score(tmp_path: Path) -> None:

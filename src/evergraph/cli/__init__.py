@@ -71,6 +71,14 @@ class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> Any:
         return _flags_alone(super().get_params(ctx))
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Name a flag and its opposite in one column: another one would leave too little room for the texts."""
+        for param in self.params:
+            if param.default is None:  # else typer calls the default by these names
+                opposites = [f" {name}" for name in param.secondary_opts]  # a line may break at the space
+                param.opts, param.secondary_opts = [*param.opts, *opposites], []
+        super().format_help(ctx, formatter)
+
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> Any:

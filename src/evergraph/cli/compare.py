@@ -57,6 +57,7 @@ from evergraph.experiments.selection.tuning import BEST
 from evergraph.methods import METHODS
 from evergraph.persistence.files import holds_something, taken_folder, write_atomically
 
+CONTENDERS = "auto,stand-in-curvature,finetune,joint"
 SEVERAL = {"order", "test_graph"}  # options that may be given more than once
 
 
@@ -72,8 +73,11 @@ def compare_command(
         list[str] | None, typer.Argument(help="Streams' names or paths of graph files; digits by default.")
     ] = None,
     methods: Annotated[
-        str, typer.Option(help="Comma-separated names, or all.")
-    ] = "auto,stand-in-curvature,finetune,joint",
+        str,
+        typer.Option(
+            help=f"Comma-separated names, or all; {CONTENDERS.replace(',', ', ')} by default.", show_default=False
+        ),
+    ] = CONTENDERS,
     order: Annotated[
         list[str] | None, typer.Option(help="A class order as in `run`, labelled by default; may be repeated.")
     ] = None,

@@ -72,7 +72,7 @@ Jobs = Annotated[
 ]
 On = Annotated[
     str,
-    typer.Option(help="Where to run. " + "; ".join(f"{name}: {what}" for name, what in ENGINES.items())),
+    typer.Option(help="Where to run. " + "; ".join(f"{name}: {what}" for name, what in ENGINES.items()) + "."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the datasets, in PyG's layout (or EVERGRAPH_DATA).")]
@@ -89,7 +89,7 @@ MinClassSize = Annotated[int | None, typer.Option(help="Drop classes with fewer 
 ABOUT_TEST_GRAPHS = "; ".join(f"{name}: {rule.about}" for name, rule in TEST_GRAPHS.items())
 TestGraph = Annotated[str, typer.Option(help=f"{ABOUT_TEST_GRAPHS}. Several: comma-separated.")]
 Scenario = Annotated[
-    str | None, typer.Option(help="; ".join(f"{name}: {kind.about}" for name, kind in SCENARIOS.items()))
+    str | None, typer.Option(help="; ".join(f"{name}: {kind.about}" for name, kind in SCENARIOS.items()) + ".")
 ]
 By = Annotated[str | None, typer.Option(help="The attribute that defines the tasks, such as a year or a country.")]
 Bins = Annotated[int | None, typer.Option(help="Number of intervals for --by; 0 makes one task per value.", min=0)]

@@ -142,6 +142,11 @@ def _read(graph: str, checkpoint: Path, options: dict[str, Any]) -> Graph:
     problem = options["problem"] or problem_learned(checkpoint)
     undirected = common.undirected(options["directed"])
     if is_parts(graph):
+        if undirected is not None:
+            flag = "--undirected" if undirected else "--directed"
+            raise EvergraphError(
+                f"{graph} is in parts, which keep the directions they were converted with; leave out {flag}"
+            )
         data = read_parts(graph)[0]
     else:
         data = find_graph(graph, options["data_root"], undirected, about_numbers(problem))[0]

@@ -46,12 +46,21 @@ def as_graph(graph: Graph | str | Path | Any, *, undirected: bool | None = None,
     With `numbers`, whole numbers are targets to predict as numbers; else they are classes.
     """
     if isinstance(graph, Graph):
+        check_directions(graph.name, graph.directed, undirected)
         return with_numbers(graph) if numbers else graph
     if isinstance(graph, (str, Path)):
         return read_graph_file(graph, undirected=undirected, numbers=numbers)
     if is_networkx(graph):
         return from_networkx(graph, undirected=undirected, numbers=numbers)
     return from_objects(graph, undirected=undirected, numbers=numbers)
+
+
+def check_directions(name: str | Path, directed: bool, undirected: bool | None) -> None:
+    """Raise if a graph that is made already is asked for in other directions than it has."""
+    if directed == undirected:
+        has = "its edges in their directions" if directed else "its edges in both directions"
+        asked = "undirected=True (--undirected)" if undirected else "undirected=False (--directed)"
+        raise EvergraphError(f"{name} was made with {has}; leave out {asked}, or make or convert it again with that")
 
 
 def read_graph_file(path: str | Path, *, undirected: bool | None = None, numbers: bool = False) -> Graph:
@@ -70,7 +79,9 @@ def read_graph_file(path: str | Path, *, undirected: bool | None = None, numbers
             f"{path} is a graph in parts, for `evergraph learn` and `predict`; convert without --parts"
         )
     if is_mapped(path):
-        return with_numbers(read_mapped(path)) if numbers else read_mapped(path)
+        mapped = read_mapped(path)
+        check_directions(path, mapped.directed, undirected)
+        return with_numbers(mapped) if numbers else mapped
     if exists(path / INDEX):
         raise EvergraphError(f"{path} is the folder of a learner (--checkpoint), not a graph")
     if path.suffix.lower() not in GRAPH_FILES:

@@ -33,8 +33,8 @@ class CurrentTask(SelectionRule):
 
     name = "current-task"
     about = (
-        "each task's validation nodes right after learning it: the strongest protection that costs at most `margin` of "
-        "their accuracy"
+        "each task's validation nodes right after learning it: the strongest hold on the past that costs at most "
+        "`margin` of their accuracy"
     )
 
     margin: BelowOne = 0.05

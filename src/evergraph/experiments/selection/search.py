@@ -124,5 +124,7 @@ class Search:
                 self.on_done(key, len(self._done))
 
     def _diverged(self) -> dict[str, Diverged]:
+        """Trials without a result; earlier versions noted only the error, and those trials are run again."""
         path = self.folder / DIVERGED
-        return read_json(path, dict[str, Diverged]) if path.exists() else {}
+        noted = read_json(path, dict[str, str | Diverged]) if path.exists() else {}
+        return {key: one for key, one in noted.items() if not isinstance(one, str)}
