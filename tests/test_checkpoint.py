@@ -354,6 +354,25 @@ def test_float64_stays_float64(tmp_path, small_stream):
     assert same(fingerprint(learner), fingerprint(loaded))
 
 
+def test_random_features_are_those_learned_with_whatever_torch_s_default_dtype(tmp_path, small_stream):
+    """They are drawn again from their seed, and other types would draw other numbers."""
+    learner = eg.Learner(eg.RandomFeatures(hidden=40), "analytic", device="cpu")
+    learner.learn(small_stream[0])
+    learner.save(tmp_path)
+    expected = learner.logits(small_stream.graph.altered())
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = eg.Learner.load(tmp_path, device="cpu").logits(small_stream.graph.altered())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected)
+    before = learner.model.projection.clone()
+    learner.model.bfloat16()
+    assert learner.model.projection.dtype == torch.bfloat16
+    learner.model.float()
+    assert torch.equal(learner.model.projection, before)
+
+
 @pytest.mark.parametrize("tasks", [0, 1], ids=["saved before its first task", "saved after it"])
 def test_a_learner_goes_on_in_its_own_dtype(tmp_path, small_stream, tasks):
     learner = small(dtype=torch.float64)

@@ -200,6 +200,13 @@ def test_a_process_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
     assert "--resume" in line
 
 
+def test_all_processes_stop_in_the_first_one_s_epoch(tmp_path: Path) -> None:
+    said = [process.communicate(timeout=200)[1] for process in started("stop", tmp_path)]
+    for rank in range(2):
+        assert (tmp_path / f"{rank}.json").exists(), said[rank][-2000:]
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == {"epochs": 5}
+
+
 def call(*words: object, **environment: str) -> tuple[int, str]:
     """The command line in a process of its own, which forks others: exit status and stderr."""
     process = Forked(partial(forking, command_line(*words)), environment)

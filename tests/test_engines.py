@@ -28,7 +28,19 @@ from cases import slow
 from evergraph import program
 from evergraph.core import fork_server
 from evergraph.experiments.cells import Cell, CellsFailedError, run_cells
-from evergraph.experiments.engines import Engine, MakeEngine, ProcessEngine, RayEngine, Work, engine_for, processes
+from evergraph.experiments.engines import (
+    FOLDER,
+    SCRIPT,
+    ArrayWrittenError,
+    Engine,
+    MakeEngine,
+    ProcessEngine,
+    RayEngine,
+    Work,
+    engine_for,
+    processes,
+)
+from evergraph.experiments.engines.base import passed_on
 from evergraph.experiments.engines.preloaded import LATER
 from evergraph.experiments.run import RunSpec
 from evergraph.experiments.selection.side_by_side import search_side_by_side
@@ -229,6 +241,17 @@ def test_an_unknown_engine_is_one_line(evergraph: Call, tmp_path: Path) -> None:
     assert status == 2
     assert "unknown engine 'cloud'; choose one of: local, ray, slurm" in said
     assert engine_for("local", 1) is None
+
+
+def test_processes_elsewhere_take_the_shortcuts_asked_for_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a SLURM job nor a machine of a Ray cluster inherits this process's environment."""
+    monkeypatch.setenv("EVERGRAPH_FAST", "bags,compiled")
+    engine = engine_for("slurm", None)(tmp_path)  # type: ignore[misc]
+    engine.submit(Work("a", spec(seeds=[0]), str(tmp_path / "a"), 0))
+    with pytest.raises(ArrayWrittenError):
+        engine.wait()
+    assert "export EVERGRAPH_FAST=bags,compiled\n" in (tmp_path / FOLDER / SCRIPT).read_text()
+    assert passed_on()["EVERGRAPH_FAST"] == "bags,compiled"  # what Ray is given
 
 
 @pytest.mark.parametrize("by_bash", [False, slow(True)])

@@ -21,8 +21,10 @@ from torch_geometric.data import Data
 
 import evergraph as eg
 from cases import slow
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.mapped import read_mapped, write_mapped
+from evergraph.data.parts import read_parts, write_parts
 from evergraph.errors import DivergedError
 from evergraph.persistence.reading import read_record, write_record
 from evergraph.training import driver
@@ -324,6 +326,21 @@ def test_damaged_arrays_of_a_converted_graph_never_reach_the_kernels(graph, tmp_
             read_mapped(folder)
         path.write_bytes(whole)
     read_mapped(folder)
+
+
+@pytest.mark.parametrize("name", ["y", "indptr", "indices", "x_indptr", "x_indices"])
+@pytest.mark.parametrize("number", [10**6, -7])
+def test_damaged_arrays_of_a_graph_in_parts_never_reach_the_kernels(graph, tmp_path, monkeypatch, name, number):
+    """Those too large for their hash to be compared."""
+    monkeypatch.setattr("evergraph.data.mapped.HASHED_WHOLE", -1)
+    folder = write_parts(graph.altered(x=SparseMatrix.from_dense(graph.x)), tmp_path / "parts", 2)
+    read_parts(folder)[0].rows.edges()
+    file = folder / f"part-00001/{name}.npy"
+    array = np.load(file)
+    array[array.size // 2] = number
+    np.save(file, array)
+    with pytest.raises(eg.EvergraphError, match=r"damaged or not a graph in parts .*convert again"):
+        read_parts(folder)[0].rows.edges()
 
 
 def test_a_damaged_header_of_a_converted_graph_is_one_line(graph, tmp_path):

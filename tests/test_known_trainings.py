@@ -112,6 +112,17 @@ def test_another_strength_is_another_training(tmp_path: Path) -> None:
     assert not recalled(second, 1)
 
 
+def test_settings_that_are_written_alike_one_after_the_other_are_another_training(tmp_path: Path) -> None:
+    """1.0 and 12.5 are not 1.01 and 2.5."""
+    alone = eg.Learner(eg.GCN(hidden=6), eg.LwF(strength=1.01, temperature=2.5), **SETTINGS).fit(STREAM)
+    with known_trainings(tmp_path):
+        eg.Learner(eg.GCN(hidden=6), eg.LwF(strength=1.0, temperature=12.5), **SETTINGS).fit(STREAM)
+        second = eg.Learner(eg.GCN(hidden=6), eg.LwF(strength=1.01, temperature=2.5), **SETTINGS).fit(STREAM)
+    assert recalled(second)
+    assert not recalled(second, 1)
+    assert same(alone, second)
+
+
 @pytest.mark.parametrize("other", [{"lr": 0.02}, {"epochs": 2}, {"seed": 1}, {"weight_decay": 0.1}, {"batch_size": 4}])
 def test_another_training_is_carried_out(other: dict[str, Any], tmp_path: Path) -> None:
     with known_trainings(tmp_path):

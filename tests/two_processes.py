@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import tempfile
@@ -34,6 +35,7 @@ from evergraph.errors import EvergraphWarning
 from evergraph.models import parts as models_parts
 from evergraph.models import random_features
 from evergraph.models.parts import propagated
+from evergraph.training import epoch_end
 from evergraph.training.executors import divided
 from evergraph.training.member import Progress
 from test_problems_end_to_end import SMALL, STREAMS
@@ -312,9 +314,21 @@ def lose(folder: Path) -> dict[str, str]:
     return {"said": ""}
 
 
+def stop(folder: Path) -> dict[str, int]:
+    """Early stopping where the second process rounds validation losses in another way: to other decisions."""
+    group = join_workers(timeout=timedelta(seconds=30))
+    calls = itertools.count()
+    losses = epoch_end.losses_of
+    with pytest.MonkeyPatch.context() as patch:
+        if group.rank:
+            patch.setattr(epoch_end, "losses_of", lambda *given: losses(*given) + next(calls))
+        learner = conformance.learned(plain("finetune", patience=1, epochs=5, lr=1e-4), 1)
+    return {"epochs": learner.history[0]["epochs"]}
+
+
 def main(what: str, folder: Path) -> None:
     """One of the processes."""
     whats = {"compare": partial(compare, cases=CASES), "variants": partial(compare, cases=VARIANTS)}
     whats |= {"parts": partial(parts, fewer_ways=ONE_EACH), "parts in more ways": partial(parts, fewer_ways=FEWER_WAYS)}
-    report = {**whats, "lose": lose}[what](folder)
+    report = {**whats, "lose": lose, "stop": stop}[what](folder)
     (folder / f"{workers().rank}.json").write_text(json.dumps(report))

@@ -43,15 +43,17 @@ FAST_PATHS = (
 )  # fmt: skip
 
 
+SWITCHES = "EVERGRAPH_FAST"  # environment variable that names the shortcuts to take
+
 _on: set[str] | None = None  # None until first used
 
 
 def _from_environment() -> set[str]:
-    text = os.environ.get("EVERGRAPH_FAST", "all")
+    text = os.environ.get(SWITCHES, "all")
     names = {"all": FAST_PATHS, "none": ()}.get(text, text.split(","))
     for name in names:
         if name not in FAST_PATHS:
-            raise unknown("fast path in EVERGRAPH_FAST", name, ("all", "none", *FAST_PATHS))
+            raise unknown(f"fast path in {SWITCHES}", name, ("all", "none", *FAST_PATHS))
     return set(names)
 
 

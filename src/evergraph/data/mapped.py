@@ -200,7 +200,7 @@ def read_mapped(folder: str | Path) -> Graph:
         y = arrays["y"]
         if y.dim() != 1 or not y.numel() or not -1 <= int(y.min()) <= int(y.max()) < len(names):
             raise ValueError("labels are out of range")
-        nnz = _check_rows(arrays["indptr"], arrays["indices"], y.numel(), y.numel())
+        nnz = check_rows(arrays["indptr"], arrays["indices"], y.numel(), y.numel())
         # if all edge weights are 1: a single number, expanded
         weights = arrays.get("weights", torch.ones(1).expand(nnz))
         if weights.shape != (nnz,) or not weights.is_floating_point():
@@ -209,7 +209,7 @@ def read_mapped(folder: str | Path) -> Graph:
         if "x" in arrays:
             x: Any = arrays["x"]
         else:
-            _check_rows(arrays["x_indptr"], arrays["x_indices"], y.numel(), num_features)
+            check_rows(arrays["x_indptr"], arrays["x_indices"], y.numel(), num_features)
             x = SparseMatrix(arrays["x_indptr"], arrays["x_indices"], arrays["x_values"], num_features)
         if tuple(x.shape) != (y.numel(), num_features):
             raise ValueError("the arrays do not fit together")
@@ -262,7 +262,7 @@ def map_array(path: Path, name: str, described: Described) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _check_rows(indptr: Tensor, indices: Tensor, rows: int, columns: int) -> int:
+def check_rows(indptr: Tensor, indices: Tensor, rows: int, columns: int) -> int:
     """Check that row pointers never decrease and that columns are in range; return the number of entries."""
     if indptr.numel() != rows + 1 or int(indptr[0]) != 0 or not bool((indptr[1:] >= indptr[:-1]).all()):
         raise ValueError("the rows' begins are not in order")

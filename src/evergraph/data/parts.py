@@ -22,7 +22,7 @@ from evergraph.core.workers import Workers, share_of, workers
 from evergraph.data.arrangement import chosen_positions, given_split, split_what_can_be, trained_classes
 from evergraph.data.graph import Graph
 from evergraph.data.mapped import PARTS_HEADER as HEADER
-from evergraph.data.mapped import Described, Known, map_array, new_folder, not_convertible
+from evergraph.data.mapped import Described, Known, check_rows, map_array, new_folder, not_convertible
 from evergraph.data.targets import ClassName
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError, first_line
@@ -142,22 +142,22 @@ def read_parts(folder: str | Path) -> tuple[Graph, list[int]]:
     number, num_features = starts[own.stop] - starts[own.start], header["num_features"]
     with _undamaged(path):
         joined = _read_own(path, header["parts"], own, lambda name: name not in EDGES)
-        x = joined["x"] if "x" in joined else _matrix(joined, "x_", num_features)
-        if (x.size(0), x.size(1), joined["y"].numel()) != (number, num_features, number):
+        x = joined["x"] if "x" in joined else _matrix(joined, "x_", number, num_features)
+        y = joined["y"]
+        if (x.size(0), x.size(1), y.numel()) != (number, num_features, number):
             raise ValueError("the arrays do not fit together")
+        if number and not -1 <= int(y.min()) <= int(y.max()) < len(header["class_names"]):
+            raise ValueError("labels are out of range")
 
     def edges() -> SparseMatrix:
         with _undamaged(path):
-            adjacency = _matrix(_read_own(path, header["parts"], own, EDGES.__contains__), "", starts[-1])
-            if adjacency.num_rows != number:
-                raise ValueError("the arrays do not fit together")
-            return adjacency
+            return _matrix(_read_own(path, header["parts"], own, EDGES.__contains__), "", number, starts[-1])
 
     firsts = [starts[share_of(count, rank, group.size).start] for rank in range(group.size)]
     rows = Rows([*firsts, starts[-1]], group, content_hash(header), edges)
     nowhere = torch.zeros(1, dtype=torch.long).expand(number + 1)
     none = SparseMatrix(nowhere, nowhere[:0], torch.ones(0), number)
-    graph = Graph(x, none, joined["y"].long(), list(header["class_names"]), header["name"], on_disk=True)
+    graph = Graph(x, none, y.long(), list(header["class_names"]), header["name"], on_disk=True)
     splits = joined["split"].long().unsqueeze(1)
     return graph.altered(splits=splits, rows=rows, feature_names=header.get("feature_names")), list(own)
 
@@ -245,10 +245,11 @@ def _joined(name: str, arrays: list[Tensor]) -> Tensor:
     return torch.cat([arrays[0][:1], *(array[1:] + end for array, end in zip(arrays, ends))])
 
 
-def _matrix(arrays: dict[str, Tensor], prefix: str, num_columns: int) -> SparseMatrix:
+def _matrix(arrays: dict[str, Tensor], prefix: str, num_rows: int, num_columns: int) -> SparseMatrix:
+    """Return a matrix of arrays that fit together; those too large for their hash to be compared may be damaged."""
     indptr, indices = arrays[f"{prefix}indptr"], arrays[f"{prefix}indices"]
     values = arrays.get("weights" if not prefix else f"{prefix}values")
-    if int(indptr[-1]) != indices.numel():
-        raise ValueError("entries are missing")
     values = torch.ones(1).expand(indices.numel()) if values is None else values
+    if not check_rows(indptr, indices, num_rows, num_columns) == indices.numel() == values.numel():
+        raise ValueError("entries are missing")
     return SparseMatrix(indptr, indices, values, num_columns)

@@ -168,13 +168,16 @@ class RandomFeatures(GraphModel):
 
     @property
     def projection(self) -> Tensor:
-        """W, drawn from its seed, so that a checkpoint holds only the seed."""
+        """W, drawn from its seed, so that a checkpoint holds only the seed.
+
+        It is drawn in float32, whatever torch's default type, since another type has other random numbers.
+        """
         seed, rows = int(self.projection_seed), self.num_columns
         drawn_seed, drawn = _projections.get(self, (None, self.head))
-        if drawn_seed != seed or drawn.size(0) != rows:
+        if drawn_seed != seed or drawn.size(0) != rows or drawn.dtype != self.head.dtype:
             generator = torch.Generator().manual_seed(seed)
             shape = (rows, self.block_width * sum(not block.linear for block in self.all_blocks))
-            room = large.empty(shape, torch.get_default_dtype())
+            room = large.empty(shape, torch.float32)
             drawn = torch.randn(shape, generator=generator, out=room).mul_(rows**-0.5)
         drawn = drawn.to(self.head.device, self.head.dtype)
         _projections[self] = (seed, drawn)

@@ -10,6 +10,7 @@ import torch
 
 from evergraph.core.capabilities import capable
 from evergraph.core.params import named_numbers
+from evergraph.core.workers import workers
 from evergraph.errors import DivergedError
 from evergraph.methods.base import Context, Method
 from evergraph.methods.state import copied
@@ -58,6 +59,7 @@ def _early_stop(member: Member, row: dict[str, float], optimizer_state: Callable
     with torch.no_grad():
         for batch in context.batcher.exact().batches(seeds, MEASURED_AT_ONCE):
             total += float(losses_of(context.problem, context.model(batch), batch.y).sum())
+    total = workers().everywhere(total)  # processors that round differently would stop in different epochs
     row["validation_loss"] = total / seeds.numel()
     if row["validation_loss"] < progress.best_loss:
         progress.best_loss, progress.waited = row["validation_loss"], 0

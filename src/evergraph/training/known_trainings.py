@@ -217,7 +217,7 @@ def _add(mark: hashlib._Hash, value: Any) -> None:
             _add(mark, item)
         return
     if not isinstance(value, Tensor):
-        mark.update(repr(value).encode())
+        mark.update(f"{value!r};".encode())  # with an end: 1.0 before 12.5 is not 1.01 before 2.5
         return
     mark.update(repr((tuple(value.shape), value.dtype)).encode())
     mark.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from evergraph.core.shortcuts import SWITCHES
 from evergraph.experiments.run import run_seed
 from evergraph.experiments.seed_run import seed_is_done
 from evergraph.experiments.specification import RunSpec
+from evergraph.registry import FILES
 from evergraph.training.known_trainings import known_trainings
+
+PASSED_ON = (FILES, "PYTHONPATH", "EVERGRAPH_DATA", SWITCHES)
+"""Environment variables that results may depend on, for processes that do not inherit this one's environment."""
+
+
+def passed_on() -> dict[str, str]:
+    """Return the environment variables, of those that are set, that processes elsewhere need; they use one thread."""
+    return {**{key: os.environ[key] for key in PASSED_ON if key in os.environ}, "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from evergraph.errors import EvergraphError, first_line
-from evergraph.experiments.engines.base import Engine, Work
+from evergraph.experiments.engines.base import Engine, Work, passed_on
 from evergraph.experiments.engines.processes import ProcessDiedError, begin_process, in_words
-from evergraph.registry import FILES
 
 
 class RayEngine(Engine):
@@ -32,8 +31,7 @@ class RayEngine(Engine):
             ) from None
         self._ray: Any = ray
         self._started = not ray.is_initialized()
-        passed = {key: os.environ[key] for key in (FILES, "PYTHONPATH", "EVERGRAPH_DATA") if key in os.environ}
-        settings: dict[str, Any] = {"runtime_env": {"env_vars": {**passed, "OMP_NUM_THREADS": "1"}}}
+        settings: dict[str, Any] = {"runtime_env": {"env_vars": passed_on()}}
         if not os.environ.get("RAY_ADDRESS"):
             settings |= {"num_cpus": jobs, "include_dashboard": False}
         if self._started:

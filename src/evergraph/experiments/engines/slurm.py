@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from dataclasses import asdict
@@ -11,17 +10,15 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from evergraph.errors import EvergraphError, first_line
-from evergraph.experiments.engines.base import Engine, Work
+from evergraph.experiments.engines.base import Engine, Work, passed_on
 from evergraph.experiments.engines.processes import begin_process
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import make_folder, remove_file, write_atomically
 from evergraph.persistence.reading import read_json
-from evergraph.registry import FILES
 from evergraph.training import Training
 
 SCRIPT, TASKS = "array.sh", "tasks.json"
 FOLDER = "slurm"  # beside the runs
-PASSED_ON = (FILES, "PYTHONPATH", "EVERGRAPH_DATA")
 
 
 class Listed(TypedDict):
@@ -85,8 +82,7 @@ class SlurmEngine(Engine):
 
     def _script(self, tasks: int) -> str:
         at_once = f"%{self.jobs}" if self.jobs else ""
-        passed = {**{key: os.environ[key] for key in PASSED_ON if key in os.environ}, "OMP_NUM_THREADS": "1"}
-        exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in passed.items())
+        exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in passed_on().items())
         gpu = "#SBATCH --gpus-per-task=1\n" if any(work.spec.device.startswith("cuda") for work in self._left) else ""
         command = shlex.join([sys.executable, "-m", "evergraph", "work", str(self.folder / TASKS)])
         return (
