@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ from evergraph.core.sparse import SparseMatrix, as_dense
 from evergraph.core.symmetric import packed_size, unpack
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
+from evergraph.methods.closed_form import block_prediction
 from evergraph.methods.closed_form.analytic import Analytic
 from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
 from evergraph.methods.closed_form.judged_edges import judge_edges
@@ -264,28 +266,56 @@ def test_a_node_that_says_nothing_is_told_by_its_neighbours(graph: Graph) -> Non
 
 @pytest.mark.parametrize("elsewhere", [(2, 0.0), (1, 0.0), (0, 0.5), (1, 0.25)])
 @pytest.mark.parametrize("doubt", [0.0, 1.0], ids=["judged", "as it stands"])
+@pytest.mark.parametrize("first", [False, True], ids=["the vote judges", "another head judges first"])
 def test_scores_are_the_same_with_features_at_hand_and_without(
-    graph: Graph, elsewhere: tuple[int, float], doubt: float
+    graph: Graph, elsewhere: tuple[int, float], doubt: float, first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(block_prediction, "MISLED", -10.0)  # the vote always counts as misled
     model = eg.MixedFeatures(hidden=70)
     model.setup(graph.num_features, 6)
     generator = torch.Generator().manual_seed(1)
-    head, vote, other = (torch.randn(model.head.shape, generator=generator) for _ in range(3))
+    head, vote, other, judge = (torch.randn(model.head.shape, generator=generator) for _ in range(4))
+    way = Way(other, *elsewhere, own=judge if first else None)
     prediction = BlockPrediction(
         head=head, vote=vote, task_of_unit=torch.tensor([0, 0, 1, 1, 2, 2]), graph_features=model.graph_features,
         graph_scores=model.graph_scores, feature_scores=model.feature_scores, temperature=0.1,
-        smoothing=0.5 if doubt > 0.5 else 0.0, judges=True, doubt=doubt, elsewhere=Way(other, *elsewhere),
+        smoothing=0.5 if doubt > 0.5 else 0.0, judges=True, doubt=doubt, elsewhere=way,
     )  # fmt: skip
     x, adjacency = graph.x.float(), graph.adjacency.to(torch.float32)
     features = model.graph_features(x, model.operator(graph).to(torch.float32))
     assert torch.allclose(model.feature_scores(features, vote), features @ vote, atol=1e-5)
     found = prediction.scores(x, adjacency, features)
     assert torch.equal(prediction.scores(x, adjacency, None), found)
+    by_vote = dataclasses.replace(prediction, elsewhere=way._replace(own=None))
+    judged_otherwise = first and doubt < 0.5 and elsewhere != (0, 0.0)
+    assert judged_otherwise != torch.equal(by_vote.scores(x, adjacency, features), found)
+    assert first != (by_vote.key(model, torch.device("cpu")) == prediction.key(model, torch.device("cpu")))
     reading = prediction.reading(x, adjacency, features)
     scores = model.feature_scores(reading.features, reading.head)
     over = reading.smoothed_over
     expected = scores / 0.1 if over is None else prediction.smooth(over, scores, reading.smoothing)
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)  # BLAS sums a head beside the vote in its own order
+
+
+@pytest.mark.parametrize(("margin", "misled"), [(0.08, False), (0.12, True)])
+def test_own_features_judge_first_where_they_find_a_tenth_fewer_edges_within_tasks(
+    graph: Graph, margin: float, misled: bool
+) -> None:
+    model = built(graph)
+    prediction = BlockPrediction(
+        head=model.head, vote=model.head, task_of_unit=torch.tensor([0, 0, 1, 1, 2, 2]),
+        graph_features=model.graph_features, graph_scores=model.graph_scores, feature_scores=model.feature_scores,
+        temperature=0.1, smoothing=0.0, judges=True, doubt=0.0, elsewhere=Way(model.head, 2, own=model.head),
+    )  # fmt: skip
+    adjacency = graph.adjacency.to(torch.float64)
+    own = torch.nn.functional.one_hot(graph.y, 6).double()
+    judged, share = prediction.weigh(adjacency, own)
+    row, task = adjacency.row_of_entry(), graph.y // 2
+    assert share == pytest.approx(float((task[row] != task[adjacency.indices]).double().mean()), abs=0.01)
+    by_vote = 1 - (1 - share) / (1 - margin)  # the vote finds this share of edges between tasks, fewer than there are
+    found = prediction.first_judged(adjacency, adjacency, by_vote, [own], None)
+    assert torch.equal(found.values, judged.values if misled else adjacency.values)
+    assert prediction.first_judged(adjacency, adjacency, by_vote, [], None) is adjacency
 
 
 @pytest.mark.parametrize("width", [10, 128, 300])

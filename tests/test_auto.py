@@ -451,6 +451,24 @@ def test_voices_have_the_smallest_ridge_where_own_features_tell_classes_apart(
         assert torch.allclose(method.solve(*each)[0][rows], expected, atol=1e-7)
 
 
+def test_own_features_judge_edges_where_neighbours_mislead_the_vote() -> None:
+    """With one class in each task, training shows only edges within a class; here 19 in 20 join two classes."""
+    stream = eg.TaskStream(sbm(nodes=400, classes=4, degree=10, homophily=0.05, features=32, signal=3.5), 1)
+    learner = eg.Learner("auto", device="cpu").fit(stream)
+    method, head = learner.method, learner.model.output_weight()
+    assert isinstance(method, eg.Auto)
+    assert method.elsewhere() == "vote"
+    (judge,) = (value for heads in method.elsewhere_.values() for value in heads.values())
+    assert judge.shape == head.shape
+    judged_first = learner.evaluate(stream, test_graph="seen").ap
+    assert not judge[rows_of(learner.model.feature_blocks()[1], method.voices(learner.model)[0])[:-1]].any()  # type: ignore[operator]
+    method.elsewhere_ = {}  # as in learners saved before: the vote judges twice
+    assert judged_first > learner.evaluate(stream, test_graph="seen").ap + 5
+    method.own_explains_ = 0.24  # too little to judge by
+    method._write_elsewhere(learner.model)
+    assert not method.elsewhere_
+
+
 def test_own_features_are_compared_with_the_vote_that_there_is() -> None:
     method = eg.Auto()
     method.own_, method.chosen_, method.own_explains_, method.votes_ = "own", "apart", 0.3, True

@@ -39,6 +39,7 @@ from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
 
 VOICES, BESIDE = "vote", "beside"  # the vote of all depths, and the vote of the head and own features
+JUDGE = "judge"  # where the vote decides: the head on own features that judges edges first if the vote is misled
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
 FEW_MISSES = 0.01  # share of misclassified validation nodes up to which the best set is used alone
 INFORMATIVE = 0.02  # share of the validation nodes' variance above which own features are informative
@@ -86,7 +87,7 @@ class Auto(OnTrial):
 
     prior: Prior = "tasks"
     own_: str = state(str)  # the set of blocks that represents a node's own features
-    elsewhere_: dict[str, Params] = state(dict, like="params")  # the head for graphs with edges between tasks, by way
+    elsewhere_: dict[str, Params] = state(dict, like="params")  # heads for graphs with edges between tasks, by way
     own_within_: dict[str, list[int]] = state(dict)  # by way: nodes that own features correct and break in its place
     own_explains_: float = state(float)  # share of all validation nodes' variance that own features explain
     smoothing_elsewhere_: list[int] = state(list)  # as `smoothing_counts_`, for the head `smooth`
@@ -354,18 +355,30 @@ class Auto(OnTrial):
         return "vote" if speaks and self.votes_ and keeps_up else MIXED
 
     def _write_elsewhere(self, model: GraphModel) -> None:
-        """Solve and store the head for graphs with edges between tasks, unless it is the vote."""
+        """Solve and store the head for graphs with edges between tasks; if it is the vote, what may judge before it."""
         (name, vote), way = next(iter(self.vote_.items())), self.elsewhere()
         learned = PARTS if self.learn_validation else TRAIN_ONLY
-        ways = {} if way == "vote" else self._ways(model, learned, vote)  # the way that reads the head is not used
+        if way == "vote":
+            separates = self.own_explains_ > SEPARATES_CLASSES
+            self.elsewhere_ = {JUDGE: {name: self._own_judge(model, learned).to(vote.dtype)}} if separates else {}
+            return
+        ways = self._ways(model, learned, vote)  # the way that reads the head is not used
         self.elsewhere_ = {way: {name: ways[way].to(vote.dtype)}} if way in ways else {}
+
+    def _own_judge(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
+        """Return the head on own features that judges edges if the vote is misled: its scores are probabilities."""
+        own = self._own(model)
+        trained, wanted = (self._explaining(model, own, each) for each in (TRAIN_ONLY, parts))
+        judge = self._stretch(self.solve(*trained)[0], trained.rows) * self.solve(*wanted)[0]
+        judge[-1] += self.temperature * self._log_worth().to(judge)
+        return judge
 
     def _prediction(self, model: GraphModel) -> BlockPrediction:
         """Return the prediction of `analytic`, with the chosen way for graphs with edges between tasks."""
         prediction, way = super()._prediction(model), self.elsewhere()
-        head = next(iter(self.elsewhere_.get(way, {}).values()), None)
+        head, judge = (next(iter(self.elsewhere_.get(each, {}).values()), None) for each in (way, JUDGE))
         if head is None:
-            return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2))
+            return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2, own=judge))
         if (
             way == OWN or not self._own_features_informative()
         ):  # heads with the ridge that explains most: scores are probabilities

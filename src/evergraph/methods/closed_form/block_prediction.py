@@ -6,8 +6,9 @@ head on the blocks of each smaller depth (a node's own features, then its neighb
 product of their softmaxes. The vote on the tasks of an edge's two ends gives the probability that they belong to the
 same task: the edge is judged. If hardly more edges seem to join tasks than in training graphs, the head predicts on
 the graph as it is. Otherwise features are computed again on the graph with weighted edges, and the vote decides if
-the validation nodes allow it. If they favour smoothing, the head's probabilities are mixed with the neighbours', over
-the weighted edges. All this uses the test graph alone.
+the validation nodes allow it. Where the vote is misled, own features judge the edges before it. If the validation
+nodes favour smoothing, the head's probabilities are mixed with the neighbours', over the weighted edges. All this uses
+the test graph alone.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from evergraph.models.base import GraphModel
 WHOLE = ("graph_features", "graph_scores", "feature_scores")  # capabilities needed to read a whole graph at once
 ROUNDS = 5  # of smoothing
 FEW = 0.02  # share of edges between tasks, beyond that found in training graphs, that is ignored
+MISLED = 0.1  # share of the edges the vote finds within tasks, from which on it is misled if own features find fewer
 
 
 class Way(NamedTuple):
@@ -38,11 +40,17 @@ class Way(NamedTuple):
         judgements: how often edges are judged and features computed over the weighted ones (better features judge
             better); with 0 the features are those of the unweighted graph.
         smoothing: share of the neighbours' probabilities in the prediction, over the weighted edges; 0 for none.
+        own: head on own features that judges edges first where the vote is misled (`first_judged`); None for none.
     """
 
     head: Tensor
     judgements: int
     smoothing: float = 0.0
+    own: Tensor | None = None
+
+    def own_heads(self) -> list[Tensor]:
+        """Return the head on own features in a list, empty if there is none."""
+        return [] if self.own is None else [self.own]
 
 
 class Reading(NamedTuple):
@@ -100,9 +108,9 @@ class BlockPrediction:
         if features is None:
             return ""
         digest = hashlib.blake2b(digest_size=16)
-        for tensor in (self.head, self.vote, self.elsewhere.head, self.task_of_unit):
+        for tensor in (self.head, self.vote, self.elsewhere.head, *self.elsewhere.own_heads(), self.task_of_unit):
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-        rest = (self.temperature, self.smoothing, self.judges, self.doubt, self.elsewhere[1:])
+        rest = (self.temperature, self.smoothing, self.judges, self.doubt, self.elsewhere[1:3])
         return f"{features()} {device} {self.head.dtype} {digest.hexdigest()} {rest}"
 
     def scores(
@@ -119,11 +127,12 @@ class BlockPrediction:
                 found = self.graph_scores(x, with_self_loops(edges), together, projected)
             return found.split([head.size(1) for head in heads], dim=1)
 
-        own, vote = read(adjacency, self.head, self.vote)
+        way = self.elsewhere
+        own, vote, *judges = read(adjacency, self.head, self.vote, *way.own_heads())
         edges, share = self.weigh(adjacency, vote, joining) if self.judges else (adjacency, 0.0)
         if share <= FEW + self.doubt:
             return self.mixed(adjacency, own, self.smoothing)
-        way = self.elsewhere
+        edges = self.first_judged(adjacency, edges, share, judges, joining)
         for _ in range(way.judgements - 1):
             (vote,) = read(edges, self.vote)
             edges, _ = self.weigh(adjacency, vote, joining)
@@ -136,6 +145,8 @@ class BlockPrediction:
         if share <= FEW + self.doubt:
             return Reading(self.head, features, adjacency, adjacency if self.smoothing else None, self.smoothing)
         edges, way = adjacency, self.elsewhere
+        judges = [self.feature_scores(features, judge) for judge in way.own_heads()]
+        weighted = self.first_judged(adjacency, weighted, share, judges, joining)
         projected: dict[int, Tensor] | None = {} if way.judgements > 1 else None
         for judgement in range(way.judgements):
             if judgement:
@@ -160,6 +171,21 @@ class BlockPrediction:
         tasks = p.new_zeros(p.size(0), known.numel())
         tasks.index_add_(1, torch.searchsorted(known, self.task_of_unit.clamp(min=int(known[0]))), p)
         return judge_edges(adjacency, tasks, joining=joining)
+
+    def first_judged(
+        self, adjacency: SparseMatrix, edges: SparseMatrix, share: float, own: list[Tensor], joining: Tensor | None
+    ) -> SparseMatrix:
+        """Return the edges as own features judge them if the vote is misled, else as the vote did (`edges`).
+
+        The ends of an edge mislead each other in a vote that reads neighbours: they come to look alike, and the edge
+        seems to lie within a task. Own features cannot be misled, so if they find clearly fewer edges within tasks than
+        the vote does, the vote is misled.
+        """
+        for scores in own:
+            judged, found = self.weigh(adjacency, scores, joining)
+            if 1 - found < (1 - MISLED) * (1 - share):
+                return judged
+        return edges
 
     def shares(self, adjacency: SparseMatrix, node: int, smoothing: float, rounds: int = ROUNDS) -> Tensor:
         """Return the share of every node in the smoothed probabilities of one node; the shares sum to one."""
