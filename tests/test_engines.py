@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
@@ -74,13 +74,13 @@ class LostError(Exception):
 
 
 class StandIn(ModuleType):
-    """As much of Ray as is used, over processes that are forked one for each task."""
+    """As much of Ray as is used, over processes that are forked for one task after the other."""
 
     exceptions = SimpleNamespace(RayError=LostError)
 
     def __init__(self) -> None:
         super().__init__("ray")
-        self.pools, self.told = list[ProcessPoolExecutor](), list[str]()
+        self.told = list[str]()
 
     def is_initialized(self) -> bool:
         return "init" in self.told
@@ -94,8 +94,8 @@ class StandIn(ModuleType):
         assert settings == {"max_retries": 0, "num_cpus": 1}
 
         def started(function: Callable[[Work], object], work: Work) -> Future[object]:
-            self.pools.append(forked_pool())
-            return self.pools[-1].submit(function, work)
+            with forked_pool() as pool:  # through before the next one is forked, which would copy its threads' locks
+                return pool.submit(function, work)
 
         def of(function: Callable[[Work], object]) -> Any:
             return SimpleNamespace(options=lambda num_gpus: SimpleNamespace(remote=partial(started, function)))
@@ -114,8 +114,6 @@ class StandIn(ModuleType):
 
     def shutdown(self) -> None:
         self.told.append("shutdown")
-        for pool in self.pools:
-            pool.shutdown()
 
 
 @pytest.mark.parametrize("real", [False, slow(True)], ids=["stand-in", "real"])
