@@ -89,7 +89,7 @@ def test_protocol_best() -> None:
         name: {run["key"]: run["result"] for run in lines_of(f"paper/best/{name}/results.jsonl")} for name in STREAMS
     }
     table = {
-        cells[0]: cells[1:7] for cells in rows(page("docs/results.md", "## Protocol `best`", "### The isolated effect"))
+        cells[0]: cells[1:7] for cells in rows(page("docs/results.md", "## Protocol `best`", "### Joint training"))
     }
     for title, key in BEST.items():
         want = []
