@@ -83,7 +83,7 @@ def compare_command(
     ] = None,
     test_graph: Annotated[
         list[str] | None,
-        typer.Option(help="Test graphs as in `run`, comma-separated, task by default; one training run serves all."),
+        typer.Option(help="Test graphs as in `run`, task by default; one training run serves all, except for joint."),
     ] = None,
     vary: Annotated[
         list[str] | None,

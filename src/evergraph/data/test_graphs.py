@@ -69,7 +69,7 @@ def _node(stream: TaskStream, after: int, index: int, part: Part) -> tuple[Graph
 TEST_GRAPHS.register(
     TestGraph(
         "task",
-        "each task's own graph, as in the paper, which reveals the task of a node",
+        "each task's own graph, as in most papers, which reveals the task of a node",
         _task,
         joins_tasks=False,
         one_task=True,
