@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from evergraph.experiments.engines import Work
 from evergraph.experiments.engines.processes import in_words
 from evergraph.experiments.paper.experiment import run_paper
 from evergraph.experiments.paper.protocol import BOTH, DATASETS, Protocol, read
-from evergraph.experiments.paper.tables import markdown_with_differences, with_differences
+from evergraph.experiments.paper.tables import markdown, markdown_with_differences, table_rows, with_differences
 from evergraph.experiments.report.collect import find_runs, read_runs
 from evergraph.experiments.result_file import read_results
 from evergraph.experiments.run import run, run_seed
@@ -163,6 +164,7 @@ def test_unknown_names_are_refused() -> None:
 def test_corafull_and_arxiv_end_to_end(official: Path, tmp_path: Path) -> None:
     """Both columns on files in the official layouts; Coauthor-CS, not at hand here, is marked."""
     rows = ["finetune", "lwf", "ours", "joint"]
+    ran = [*rows, "joint-seen"]  # joint training is trained for each test graph
     settings = {"seeds": 1, "epochs": 1, "device": "cpu", "data_root": official, "rows": rows, "jobs": 1}
     datasets = ("corafull", "arxiv", "coauthor-cs")
     summary = run_paper(datasets=datasets, protocols=("paper",), out=tmp_path / "out", **settings)
@@ -182,7 +184,7 @@ def test_corafull_and_arxiv_end_to_end(official: Path, tmp_path: Path) -> None:
         assert r"\begin{tabular}" in (folder / "table.tex").read_text()
         entries = read_results(folder)
         measured = [key for key in entries if "/choose/" not in key]
-        assert sorted(measured) == sorted(f"paper/{dataset}/{row}" for row in rows if dataset != "coauthor-cs")
+        assert sorted(measured) == sorted(f"paper/{dataset}/{row}" for row in ran if dataset != "coauthor-cs")
         if dataset != "coauthor-cs":
             assert {path.name for path in folder.glob("*.png")} == {"heatmaps.png", "final-row.png"}
             result = read_record(tmp_path / "out/cells/paper" / dataset / "ours/result.json")
@@ -263,14 +265,41 @@ def test_best_chooses_by_its_rule_and_runs_all_orders() -> None:
         assert "first_tasks" not in cell.spec.stream
 
 
-def test_rows_with_all_labels_take_the_settings_of_those_without() -> None:
+@pytest.mark.parametrize("graph", ["task", "seen"])
+def test_rows_with_all_labels_take_the_settings_of_those_without(graph: str) -> None:
     protocol = Protocol.load("best", "coauthor-cs", seeds=3)
-    with_few, with_all = (protocol.choices([row])[0] for row in ("joint", "joint-all-labels"))
+    place = ["task", "seen"].index(graph)
+    with_few, with_all = (protocol.choices([row])[place] for row in ("joint", "joint-all-labels"))
     assert with_few.trials == with_all.trials
+    assert {trial.spec.stream["test_graph"] for trial in with_few.trials} == {graph}
     results = trial_results(with_few, [[[50.0, None], [float(n == 5), 10.0]] for n in range(len(with_few.trials))])
     few, every = with_few.choose(results)[0].spec, with_all.choose(results)[0].spec
     assert (few.training, few.model_settings) == (every.training, every.model_settings)
     assert every.settings == {**few.settings, "learn_validation": True}
+
+
+def test_a_row_that_reads_earlier_tasks_again_is_trained_for_each_test_graph() -> None:
+    protocol = Protocol.load("best", "coauthor-cs", seeds=3)
+    assert list(protocol.rows(["joint"])) == list(protocol.rows(["joint-seen"])) == ["joint", "joint-seen"]
+    assert list(protocol.rows(["ours"])) == ["ours"]
+    trained = {name: protocol.spec(row, [0]) for name, row in protocol.rows(["joint", "ours"]).items()}
+    assert {name: (spec.stream["test_graph"], spec.also_test) for name, spec in trained.items()} == {
+        "ours": ("task", ["seen"]), "joint": ("task", []), "joint-seen": ("seen", []),
+    }  # fmt: skip
+
+
+def test_a_row_has_its_twins_figures_on_the_other_test_graph() -> None:
+    protocol = Protocol.load("paper", "coauthor-cs", seeds=1)
+
+    def result(graph: str, ap: float) -> dict[str, Any]:
+        shared = {"ap": {"mean": ap, "std": 0.0}, "af": {"mean": 0.0, "std": 0.0}, "metrics": {"ap": {"values": [ap]}}}
+        return {**shared, "protocol": {"test_graph": graph}, "hyperparameters": {}, "also_tested": {}}
+
+    results = {protocol.key("joint"): result("task", 97.0)}
+    (only,) = table_rows(protocol, results, ["joint"])
+    assert only["result"] is None  # half of a row is none
+    (both,) = table_rows(protocol, {**results, protocol.key("joint-seen"): result("seen", 93.0)}, ["joint"])
+    assert markdown([both]).splitlines()[-1] == "| Joint training | – | – | 97.00 | 0.00 | 93.00 | 0.00 |"
 
 
 def test_the_same_number_of_trials_for_every_row_with_the_learning_rate_among_the_searched() -> None:
@@ -302,7 +331,8 @@ def test_best_end_to_end(official: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert all(len(line) == len(lines[0]) for line in lines)
     assert any("best" in line for line in lines)
     entries = read_results(Path(table["markdown"]).parent)
-    assert len(entries) == 2 * 3 + 2 * len(rows)  # trials of three searches, rows in two orders
+    twins = 2  # of the joint rows
+    assert len(entries) == 2 * 4 + 2 * (len(rows) + twins)  # trials of four searches, rows in two orders
     assert all(entry["spec"]["stream"]["first_tasks"] == 2 for key, entry in entries.items() if "choose/ewc" in key)
     monkeypatch.setattr("evergraph.training.learner.Learner.learn", lambda *_: pytest.fail("trained again"))
     shutil.rmtree(tmp_path / "out/cells")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from evergraph.errors import EvergraphError, unknown
 from evergraph.experiments.cells import Cell, Choice
+from evergraph.experiments.comparison import training_groups
 from evergraph.experiments.result_file import CHOOSING
 from evergraph.experiments.selection.proposals import spread
 from evergraph.experiments.selection.rule import SELECTION_RULES, SelectionRule, Trial, final_performance
@@ -24,6 +25,8 @@ BOTH = ("paper", "best")
 """The protocols of the paper's own experiment."""
 DATASETS = ("coauthor-cs", "corafull", "arxiv", "corafull-knn", "amazon-computers")
 PAPER_DATASETS = ("corafull", "arxiv", "coauthor-cs")
+TWIN_OF = "twin_of"
+"""Key of a row that measures another one, which it names, on the other test graph."""
 
 
 def read(name: str) -> dict[str, Any]:
@@ -45,7 +48,8 @@ class Protocol:
     def load(cls, name: str, dataset: str, seeds: int, device: str = "auto", rule: str | None = None) -> Protocol:
         """Read a protocol; a table `[datasets.NAME]` in its file overrides settings for one dataset.
 
-        A row with `at_budgets` becomes one row for each of the file's `budgets`, set as `memory`.
+        A row with `at_budgets` becomes one row for each of the file's `budgets`, set as `memory`. A row that has to be
+        trained on the graph that it is tested on gets a twin for the other test graph.
 
         Args:
             name: `paper`, `best` or `field`.
@@ -62,17 +66,29 @@ class Protocol:
         for section, values in content.get("datasets", {}).get(dataset, {}).items():
             content[section] = _merge(content[section], values) if isinstance(values, dict) else values
         content["rows"] = _at_budgets(content["rows"], content.get("budgets", []))
+        content["rows"] = _on_each_graph(content["rows"], content["stream"]["test_graph"])
         if rule is not None:
             content["search"]["rule"] = SELECTION_RULES[rule].name
         return cls(name, dataset, content, seeds, device)
 
     def rows(self, wanted: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
-        """The requested rows, in the file's order; all by default, except hidden ones."""
+        """The requested rows, in the file's order, and their twins; all by default, except hidden ones."""
         rows = {name: row for name, row in self.content["rows"].items() if not row.get("hidden")}
         for row in wanted or ():
             if row not in rows:
                 raise unknown(f"row of protocol {self.name}", row, rows)
-        return {name: row for name, row in rows.items() if wanted is None or name in wanted}
+        chosen = {rows[row].get(TWIN_OF, row) for row in wanted or ()}
+        return {name: row for name, row in rows.items() if wanted is None or row.get(TWIN_OF, name) in chosen}
+
+    def measured(self, results: Mapping[str, dict[str, Any]], name: str, order: str = "") -> dict[str, Any] | None:
+        """A row's result in one class order, with its twin's on the other graph; None if either is missing."""
+        found = results.get(self.key(name, order))
+        for twin, row in self.content["rows"].items():
+            if found is not None and row.get(TWIN_OF) == name:
+                beside = results.get(self.key(twin, order))
+                graph = row["stream"]["test_graph"]
+                found = None if beside is None else {**found, "also_tested": {**found["also_tested"], graph: beside}}
+        return found
 
     @property
     def orders(self) -> list[str]:
@@ -82,7 +98,7 @@ class Protocol:
     def spec(self, row: dict[str, Any], seeds: Sequence[int], order: str = "", **settings: Any) -> RunSpec:
         """The specification of a row's run, in the protocol's first class order unless another is named."""
         stream = {**self.content["stream"], **row.get("stream", {}), **({"order": order} if order else {})}
-        other = "seen" if stream["test_graph"] == "task" else "task"
+        other = other_graph(stream["test_graph"])
         settings = {**row.get("settings", {}), **settings}
         own = make_method(row["method"], settings).training if self.content.get("own_training") else {}
         return RunSpec(
@@ -206,6 +222,29 @@ def _at_budgets(rows: dict[str, Any], budgets: Sequence[str]) -> dict[str, Any]:
         for budget in budgets:
             settings = {**row.get("settings", {}), "memory": budget}
             expanded[f"{name}-{budget}"] = {**row, "title": f"{row['title']}, {budget}", "settings": settings}
+    return expanded
+
+
+def other_graph(test_graph: str) -> str:
+    """The test graph that rows are measured on beside the protocol's own."""
+    return "seen" if test_graph == "task" else "task"
+
+
+def _on_each_graph(rows: dict[str, Any], test_graph: str) -> dict[str, Any]:
+    """Give each row that one training cannot measure on both test graphs a twin, trained and tested on the other.
+
+    Such a row reads earlier tasks again, on the graph that it is tested on. Its settings are chosen for each graph.
+    Rows that say themselves where they are tested are left as they are.
+    """
+    other, expanded = other_graph(test_graph), dict[str, Any]()
+    for name, row in rows.items():
+        if "also_test" in row or len(training_groups(row["method"], row.get("settings", {}), [test_graph, other])) == 1:
+            expanded[name] = row
+            continue
+        expanded[name] = {**row, "also_test": []}
+        like = {"like": f"{row['like']}-{other}"} if "like" in row else {}
+        stream = {**row.get("stream", {}), "test_graph": other}
+        expanded[f"{name}-{other}"] = {**row, **like, "also_test": [], "stream": stream, TWIN_OF: name}
     return expanded
 
 

@@ -10,7 +10,7 @@ from evergraph.evaluation import mean_std, paired_difference, within_noise
 from evergraph.experiments import told
 from evergraph.experiments.latex import escape, tabular
 from evergraph.experiments.method_table import keeps_old_data
-from evergraph.experiments.paper.protocol import Protocol, read
+from evergraph.experiments.paper.protocol import TWIN_OF, Protocol, other_graph, read
 from evergraph.persistence.files import write_atomically
 from evergraph.persistence.reading import as_csv
 
@@ -24,7 +24,9 @@ def table_rows(
     printed = read("printed").get(protocol.dataset, {})
     rows = []
     for name, row in protocol.rows(wanted).items():
-        result = results.get(protocol.key(name))
+        if TWIN_OF in row:
+            continue
+        result = protocol.measured(results, name)
         theirs = printed.get(row.get("printed", name), (None, None))
         rows.append(
             {
@@ -37,7 +39,7 @@ def table_rows(
                 "result": result,
                 "settings": result["hyperparameters"] if result else None,
                 "searched": protocol.searched_settings(row),
-                "orders": [results.get(protocol.key(name, order)) for order in protocol.orders],
+                "orders": [protocol.measured(results, name, order) for order in protocol.orders],
             }
         )
     return with_differences(rows) if protocol.content.get("significance") else rows
@@ -107,8 +109,8 @@ def _graphs(rows: list[dict[str, Any]]) -> tuple[str, str]:
     for row in rows:
         if row["result"]:
             test_graph = row["result"]["protocol"]["test_graph"]
-            return test_graph, "seen" if test_graph == "task" else "task"
-    return "task", "seen"
+            return test_graph, other_graph(test_graph)
+    return "task", other_graph("task")
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
@@ -164,13 +166,19 @@ def _against(row: dict[str, Any], graph: str) -> list[str]:
 
 
 def _chosen(row: dict[str, Any]) -> str:
-    """The settings searched for the row, with the chosen values."""
+    """The settings searched for the row, with the chosen values; for each graph, if the row is trained on each."""
     if row["result"] is None or not row["searched"]:
         return ""
-    result = row["result"]
+    trained = [row["result"], *(other for other in row["result"]["also_tested"].values() if "protocol" in other)]
+    chosen = [_values_of(row["searched"], result) for result in trained]
+    graphs = [result["protocol"]["test_graph"] for result in trained]
+    return chosen[0] if len(chosen) == 1 else "; ".join(f"{graph}: {words}" for graph, words in zip(graphs, chosen))
+
+
+def _values_of(settings: Sequence[str], result: dict[str, Any]) -> str:
     found = {**result["hyperparameters"], **result["protocol"]}
     found |= {f"model.{key}": value for key, value in result["model"].items()}
-    words = {key: found[key] for key in row["searched"] if key in found}
+    words = {key: found[key] for key in settings if key in found}
     return ", ".join(
         f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in words.items()
     )
