@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -62,6 +62,8 @@ class Graph:
         feature_names: names of the columns of `x`; None if they have no names.
         rows: for a graph in parts (`evergraph.data.parts`): which nodes belong to this process. The graph then holds
             only these, without edges.
+        reopen: if features and edges are mapped files: reads the graph from these files again. A pickle and a copy
+            hold no features and no edges then.
     """
 
     x: Features
@@ -81,8 +83,32 @@ class Graph:
     joining: Tensor | None = None
     feature_names: list[str] | None = None
     rows: Rows | None = None
+    reopen: Callable[[], Graph] | None = None
 
     def __post_init__(self) -> None:
+        self._start_caches()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields, without anything computed from them, for `pickle` and `copy`."""
+        self.notice_edits()
+        state = {known.name: getattr(self, known.name) for known in fields(self)}
+        if self.rows is not None:
+            raise EvergraphError(f"{self.name} is in parts, one for each process; read its folder in each of them")
+        if self.on_disk and self.reopen is None:
+            raise EvergraphError(
+                f"{self.name}: its features or edges are no longer those on disk, and are too large to copy; "
+                "read its folder and change them there"
+            )
+        if self.reopen is not None:
+            return {**state, "x": None, "adjacency": None}
+        bare = {name: part.bare() for name, part in state.items() if isinstance(part, SparseMatrix)}
+        return {**state, **bare}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.reopen is not None:
+            found = self.reopen()
+            self.x, self.adjacency = found.x, found.adjacency
         self._start_caches()
 
     def _start_caches(self) -> None:
@@ -103,7 +129,7 @@ class Graph:
         """Drop everything computed from contents that have been edited in place, or replaced, since."""
         if self._contents.are_those_of(self._read()):
             return
-        self.adjacency, self.mark = self.adjacency.bare(), ""
+        self.adjacency, self.mark, self.reopen = self.adjacency.bare(), "", None
         self.x = self.x.bare() if isinstance(self.x, SparseMatrix) else self.x
         self.members = None if self.members is None else self.members.bare()
         self._start_caches()  # new objects: another thread may be reading the old ones
@@ -174,6 +200,8 @@ class Graph:
     def altered(self, **changes: Any) -> Graph:
         """Return the same graph with some fields changed, without its caches and `mark`."""
         kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "mark"}
+        if not {"x", "adjacency"}.isdisjoint(changes):
+            kept["reopen"] = None
         return Graph(**{**kept, **changes})
 
     def to(self, device: torch.device | str) -> Graph:

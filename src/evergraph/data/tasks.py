@@ -50,7 +50,7 @@ class Task:
         num_classes: number of classes of the whole stream, so that the output layer can have its final size.
         so_far: returns all tasks up to this one as a single task, if the stream still has them. Only for methods that
             declare access to all data, such as joint training.
-        origin: if tasks of the stream contain examples of earlier ones: an object that identifies the stream, and the
+        origin: if tasks of the stream contain examples of earlier ones: a name for the stream's numbering, and the
             numbers of the examples in its whole graph.
         link_edges: where examples are links: the adjacency without them, and the links that are added to it as edges;
             no held-out pair is among either.
@@ -65,11 +65,15 @@ class Task:
     test: Tensor
     num_classes: int
     so_far: Callable[[], Task] | None = field(default=None, repr=False)
-    origin: tuple[object, Tensor] | None = field(default=None, repr=False)
+    origin: tuple[str, Tensor] | None = field(default=None, repr=False)
     link_edges: tuple[SparseMatrix, Tensor] | None = field(default=None, repr=False)
     new_nodes: int | None = field(default=None, repr=False)
     _mark: str = field(default="", init=False, repr=False)
     _marked: Contents | None = field(default=None, init=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled and copied: not the hash, since an edit of the copy could not be told from it."""
+        return {**self.__dict__, "_mark": "", "_marked": None}
 
     @property
     def class_names(self) -> list[ClassName]:
