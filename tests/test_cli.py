@@ -232,6 +232,32 @@ def test_seeds_side_by_side_give_the_same_bit_for_bit(call: Call, tmp_path: Path
     )
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_seeds_are_told_as_they_end(call: Call, jobs: int) -> None:
+    status, _, said = call("run", SMALL, "--method", "ewc", *QUICK, "--seeds", 3, "--jobs", jobs, "--out", "here")
+    assert status == 0
+    lines = [line for line in said.splitlines() if re.match(r"\d/", line)]
+    assert [line[:3] for line in lines] == ["1/3", "2/3", "3/3"]
+    assert {line[3:] for line in lines} == {" seed 0", " seed 1", " seed 2"}
+
+
+def test_a_seed_that_failed_is_told(call: Call) -> None:
+    words = ["run", SMALL, "--method", "finetune", *QUICK, "--lr", "1e30", "--seeds", 2, "--jobs", 2, "--out", "here"]
+    status, _, said = call(*words)
+    assert status == 2
+    assert {"1/2", "2/2"} == {line[:3] for line in said.splitlines() if line.endswith(" failed")}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_cells_of_a_comparison_are_told_as_they_end(call: Call, jobs: int) -> None:
+    words = ["compare", SMALL, "--methods", "ewc,finetune", *QUICK, "--jobs", jobs, "--out", "here"]
+    status, _, said = call(*words)
+    assert status == 0
+    lines = [line for line in said.splitlines() if re.match(r"[12]/2 ", line)]
+    assert [line[:3] for line in lines] == ["1/2", "2/2"]
+    assert {line[4:] for line in lines} == {"ewc", "finetune"}
+
+
 def test_settings_of_the_model_reach_it(call: Call) -> None:
     words = ["run", SMALL, "--method", "finetune", "--json", *QUICK]
     plain, other = (result_of(call(*words, *more)) for more in ([], ["--model-set", "dropout=0.5"]))
