@@ -23,6 +23,7 @@ from evergraph.training.side_by_side import AT_ONCE, side_by_side
 from evergraph.training.stacked import may_be_stacked, stacking_key
 
 LOOK_EVERY = 5.0  # seconds between two checks for finished pieces of a group
+MOST_ON_GPU = 15  # processes that share a GPU by default
 TOGETHER, FEWEST = 16, 3  # pieces of work on a GPU at once; fewest that share a process if there are many
 
 
@@ -197,6 +198,6 @@ def _end_with_parent() -> None:
 
 
 def default_jobs(device: str) -> int:
-    """One process per core; on a GPU, where steps are launch-bound, at most fifteen."""
+    """One process per core; on a GPU, where steps are launch-bound, at most `MOST_ON_GPU`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 15) if device != "cpu" else cores
+    return cores if pick_device(device).type == "cpu" else min(cores, MOST_ON_GPU)
