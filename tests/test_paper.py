@@ -527,10 +527,18 @@ def test_seeds_that_begin_one_run_at_the_same_time(tmp_path: Path, monkeypatch: 
     assert len(run(spec, folder, resume=True)["matrices"]) == 2
 
 
-@pytest.mark.parametrize("error", [BrokenProcessPool("a process in the pool died"), torch.OutOfMemoryError("no room")])
-def test_a_process_that_died_is_one_line(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (BrokenProcessPool("a process in the pool died"), "died"),
+        (torch.OutOfMemoryError("no room"), "ran out of memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "ran out of memory"),
+        (MemoryError(), "ran out of memory"),
+    ],
+)
+def test_a_process_that_ended_is_one_line(error: Exception, what: str) -> None:
     said = in_words(error, Work("a/b", RunSpec("digits"), "folder", 0))
-    assert re.match(r"a/b: its process died \(.*fewer --jobs", str(said))
+    assert re.match(rf"a/b: its process {what} \(.*fewer --jobs", str(said))
 
 
 def test_a_folder_with_something_in_it_is_left_alone(

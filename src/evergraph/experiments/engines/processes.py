@@ -16,7 +16,7 @@ from contextlib import suppress
 import torch
 
 from evergraph.core import fork_server
-from evergraph.errors import EvergraphError, EvergraphWarning, first_line
+from evergraph.errors import EvergraphError, EvergraphWarning, first_line, is_out_of_memory
 from evergraph.experiments.engines.base import Engine, Work
 from evergraph.training import pick_device
 from evergraph.training.side_by_side import AT_ONCE, side_by_side
@@ -160,9 +160,12 @@ def _do_together(group: list[Work]) -> list[Exception | None]:
 
 def in_words(error: BaseException | None, work: Work) -> Exception | None:
     """Turn a dead process or a lack of memory into a one-line error; return other errors as they are."""
-    if isinstance(error, (BrokenProcessPool, torch.OutOfMemoryError, MemoryError)):
+    memory = error is not None and (isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error))
+    if memory or isinstance(error, BrokenProcessPool):
+        assert error is not None
+        what = "ran out of memory" if memory else "died"
         return ProcessDiedError(
-            f"{work.key}: its process died ({first_line(error)}); with fewer --jobs each has more memory, "
+            f"{work.key}: its process {what} ({first_line(error)}); with fewer --jobs each has more memory, "
             "and --resume goes on with what is there"
         )
     if error is not None and not isinstance(error, Exception):
