@@ -232,6 +232,43 @@ def test_seeds_side_by_side_give_the_same_bit_for_bit(call: Call, tmp_path: Path
     )
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_seeds_are_told_as_they_end(call: Call, jobs: int) -> None:
+    status, _, said = call("run", SMALL, "--method", "ewc", *QUICK, "--seeds", 3, "--jobs", jobs, "--out", "here")
+    assert status == 0
+    lines = [line for line in said.splitlines() if re.match(r"\d/", line)]
+    assert [line[:3] for line in lines] == ["1/3", "2/3", "3/3"]
+    assert {line[3:] for line in lines} == {" seed 0", " seed 1", " seed 2"}
+
+
+def test_a_seed_that_failed_is_told(call: Call) -> None:
+    words = ["run", SMALL, "--method", "finetune", *QUICK, "--lr", "1e30", "--seeds", 2, "--jobs", 2, "--out", "here"]
+    status, _, said = call(*words)
+    assert status == 2
+    assert {"1/2", "2/2"} == {line[:3] for line in said.splitlines() if line.endswith(" failed")}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_cells_of_a_comparison_are_told_as_they_end(call: Call, jobs: int) -> None:
+    words = ["compare", SMALL, "--methods", "ewc,finetune", *QUICK, "--jobs", jobs, "--out", "here"]
+    status, _, said = call(*words)
+    assert status == 0
+    lines = [line for line in said.splitlines() if re.match(r"[12]/2 ", line)]
+    assert [line[:3] for line in lines] == ["1/2", "2/2"]
+    assert {line[4:] for line in lines} == {"ewc", "finetune"}
+
+
+def test_tables_say_what_the_leak_score_is(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    about = "leak score: percent of tests whose task the nearest mean of features names (docs/concepts.md#leak-score)"
+    words = [SMALL, "--method", "finetune", *QUICK]
+    assert about in call("run", *words, "--out", "run")[1]
+    assert about in call("compare", SMALL, "--methods", "ewc,finetune", *QUICK, "--out", "compare")[1]
+    assert about in (tmp_path / "compare/table.md").read_text(encoding="utf-8")
+    assert about in call("leak", SMALL, "--seeds", 1)[1]
+    assert "leak" not in call("run", *words, "--task-incremental", "--out", "known")[1]  # there is none
+
+
 def test_settings_of_the_model_reach_it(call: Call) -> None:
     words = ["run", SMALL, "--method", "finetune", "--json", *QUICK]
     plain, other = (result_of(call(*words, *more)) for more in ([], ["--model-set", "dropout=0.5"]))
@@ -573,7 +610,7 @@ def test_a_comparison_of_streams_and_orders(call: Call, tmp_path: Path, monkeypa
         values = [average_performance(matrix) for member in members for matrix in member["matrices"]]
         assert row["ap"] == {"mean": pytest.approx(np.mean(values)), "std": pytest.approx(np.std(values, ddof=1))}
     table = (tmp_path / "here/table.md").read_text()
-    assert table.count("\n") == 2 + 4
+    assert sum(line.startswith("|") for line in table.splitlines()) == 2 + 4
     assert f"{found['table'][1]['ap']['mean']:.2f} ± {found['table'][1]['ap']['std']:.2f}" in table
     rows = list(csv.DictReader((tmp_path / "here/table.csv").open()))
     assert [(row["stream"], row["method"]) for row in rows] == [(r["stream"], r["method"]) for r in found["table"]]

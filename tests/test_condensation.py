@@ -259,7 +259,7 @@ def test_pseudo_labels_are_given_to_no_training_and_no_test_node_and_read_no_lab
     y = task.graph.y.clone()
     hidden = torch.cat([task.val, task.test])
     y[hidden] = y[hidden].flip(0)
-    graph = dataclasses.replace(task.graph, y=y, cache={})
+    graph = task.graph.altered(y=y)
     blind = learner(eg.PUMA(per_class=2, networks=2, confidence=0.0))
     blind.learn(dataclasses.replace(task, graph=graph, so_far=None))
     assert torch.equal(blind.method.pieces()[0].x, of.method.pieces()[0].x)

@@ -14,14 +14,16 @@ from types import SimpleNamespace
 
 import pyarrow
 import pytest
+import torch
 from pyarrow import parquet
 
 import evergraph as eg
 import two_processes
 from cases import slow
 from evergraph.cli import together
+from evergraph.core import workers
 from evergraph.core.shared_memory import MemoryFile, NamedFile, _alike
-from evergraph.core.workers import share_of
+from evergraph.core.workers import ConnectionLostError, ProcessGroup, share_of
 from evergraph.data.parts import write_parts
 from forked import Forked, command_line
 
@@ -228,6 +230,34 @@ def forking(run: Callable[[], None]) -> None:
 def one_line_of(doom: str, said: str) -> bool:
     """Whether a command that failed said what it should, in one line."""
     return re.fullmatch(rf"error: ({DOOMS[doom]})[^\n]*\n", said) is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"), True),
+        (RuntimeError("Timed out waiting 600000ms for recv operation to complete"), True),
+        (RuntimeError("Application timeout caused pair closure"), True),
+        (torch.distributed.DistBackendError("NCCL communicator was aborted on rank 1"), True),
+        (torch.distributed.DistStoreError("wait timeout after 10000ms, keys: /default_pg/0//cpu//0/0"), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"), False),
+        (torch.distributed.DistBackendError("NCCL error: unhandled cuda error. 'out of memory'"), False),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"), False),
+        (RuntimeError("CUDA error: the launch timed out and was terminated"), False),
+        (RuntimeError("shape '[2, -1]' is invalid for input of size 3"), False),
+        (NotImplementedError("Could not run 'c10d::allgather_' with arguments from the 'Meta' backend."), False),
+    ],
+)
+def test_only_a_lost_process_is_told_as_one(error: RuntimeError, lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(workers, "_all_gather", fail)
+    with pytest.raises(ConnectionLostError if lost else type(error)) as raised:
+        ProcessGroup().sum([torch.ones(2)])
+    assert raised.value is error or lost
 
 
 EVERY_DOOM = slow(tuple(DOOMS))

@@ -48,6 +48,20 @@ from evergraph.training import Training
 from forked import Forked, command_line, forked_pool
 
 Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize(("has_gpu", "expected"), [(True, 15), (False, 40)])
+def test_the_papers_processes_by_default_are_what_its_help_says(
+    evergraph: Call, monkeypatch: pytest.MonkeyPatch, has_gpu: bool, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(40)), raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert processes.default_jobs("auto") == expected
+    assert processes.default_jobs("cpu") == 40
+    monkeypatch.setenv("COLUMNS", "300")
+    assert "by default one for each core, on a GPU at most 15" in evergraph("paper", "--help")[1]
+
+
 COMPARE = ["compare", "sbm:nodes=120,classes=4", "--methods", "finetune,ewc", "--seeds", "2", "--epochs", "1"]
 COMPARE += ["--device", "cpu"]
 BAD = "sbm:nodes=60,classes=1"

@@ -465,7 +465,7 @@ def test_training_settings_of_a_closed_form_are_not_ignored_without_a_word(everg
         assert (status, said.startswith(f"note: --lr, --batch-size: no effect; {name} learned in")) == (0, True), said
     words[1:3] = ["--epochs", "1", "--hidden", "8"]
     status, _, said = evergraph("compare", *words, "--methods", "auto,ewc", "--seeds", "1", "--out", "both")
-    assert (status, said) == (0, "")  # the network does use them
+    assert (status, said) == (0, "1/2 auto\n2/2 ewc\n")  # the network does use them
 
 
 def test_a_setting_given_twice_is_refused(evergraph, place):

@@ -24,12 +24,20 @@ from benchmarks import field
 
 import evergraph as eg
 from evergraph.core.settings import settings_of
+from evergraph.evaluation import mean_std
 from evergraph.experiments.cells import Cell, CellsFailedError, Choice, run_cells
 from evergraph.experiments.engines import Work
 from evergraph.experiments.engines.processes import in_words
 from evergraph.experiments.paper.experiment import run_paper
 from evergraph.experiments.paper.protocol import BOTH, DATASETS, Protocol, read
-from evergraph.experiments.paper.tables import markdown, markdown_with_differences, table_rows, with_differences
+from evergraph.experiments.paper.tables import (
+    OVER_ORDERS,
+    markdown,
+    markdown_with_differences,
+    table_rows,
+    with_differences,
+    write_tables,
+)
 from evergraph.experiments.report.collect import find_runs, read_runs
 from evergraph.experiments.result_file import read_results
 from evergraph.experiments.run import run, run_seed
@@ -387,6 +395,42 @@ def test_bold_and_gaps_follow_paired_tests() -> None:
     assert "**" not in markdown_with_differences(with_differences(alike))  # within noise: nobody is best
 
 
+def test_csv_and_latex_hold_what_the_printed_table_holds(tmp_path: Path) -> None:
+    rows = [
+        row("first", [[90.0, 80.0], [85.0, 75.1]]),
+        row("second", [[88.0, 78.0], [83.0, 73.0]], ("parameters",)),
+        {**row("third", [[0.0]]), "result": None, "orders": [None, None]},
+    ]
+    for number, one in enumerate(rows):
+        one |= {"protocol": "best", "dataset": "d", "row": str(number), "paper_ap": None, "paper_af": None}
+        if one["result"]:
+            one["result"] |= {"seconds": 1.0, "hyperparameters": {}, "model": {}}
+    rows[1]["searched"], rows[1]["result"]["hyperparameters"] = ["strength"], {"strength": 1e-5}
+    printed = write_tables(with_differences(rows), tmp_path, "heading").read_text(encoding="utf-8")
+    lines = list(csv.DictReader((tmp_path / "table.csv").open()))
+    tex = (tmp_path / "table.tex").read_text(encoding="utf-8")
+    for graph in ("task", "seen"):
+        first, second, third = ({key: line[f"{key}_{graph}"] for key in OVER_ORDERS} for line in lines)
+        spread, gap = mean_std([90.0, 80.0, 85.0, 75.1]), rows[1]["behind"][graph]
+        assert first == {
+            "all_orders_mean": str(spread["mean"]), "all_orders_std": str(spread["std"]), "against_best": "",
+            "against_best_p": "", "best": "True",
+        }  # fmt: skip
+        assert (second["against_best"], second["against_best_p"]) == (str(gap.mean), str(gap.chance))
+        assert set(third.values()) == {""}
+    assert (lines[1]["keeps"], lines[1]["kept_bytes"], lines[1]["settings"]) == ("parameters", "8", "strength 1e-05")
+    assert "**82.53 ± 6.42**" in printed
+    assert r"\textbf{82.53 $\pm$ 6.42} & best" in tex
+    assert "$-$2.02 (p " in tex
+    assert tex.count("strength 1e-05") == printed.count("strength 1e-05") == 1
+    # cell by cell, but for how bold and signs are written
+    cells = [line[2:-2].split(" | ") for line in printed.splitlines() if line.startswith("| ")]
+    body = [line.removesuffix(r" \\").split(" & ") for line in tex.splitlines() if " & " in line]
+    plain = [[re.sub(r"\\textbf\{(.*)\}", r"**\1**", cell) for cell in line] for line in body]
+    plain = [[cell.replace(r"$\pm$", "±").replace("$-$", "−").strip() for cell in line] for line in plain]
+    assert plain == [[cell.strip() for cell in line] for line in (cells[0], *cells[2:])]
+
+
 NAMES = ("first", "second", "joint")
 
 
@@ -520,10 +564,18 @@ def test_seeds_that_begin_one_run_at_the_same_time(tmp_path: Path, monkeypatch: 
     assert len(run(spec, folder, resume=True)["matrices"]) == 2
 
 
-@pytest.mark.parametrize("error", [BrokenProcessPool("a process in the pool died"), torch.OutOfMemoryError("no room")])
-def test_a_process_that_died_is_one_line(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (BrokenProcessPool("a process in the pool died"), "died"),
+        (torch.OutOfMemoryError("no room"), "ran out of memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "ran out of memory"),
+        (MemoryError(), "ran out of memory"),
+    ],
+)
+def test_a_process_that_ended_is_one_line(error: Exception, what: str) -> None:
     said = in_words(error, Work("a/b", RunSpec("digits"), "folder", 0))
-    assert re.match(r"a/b: its process died \(.*fewer --jobs", str(said))
+    assert re.match(rf"a/b: its process {what} \(.*fewer --jobs", str(said))
 
 
 def test_a_folder_with_something_in_it_is_left_alone(

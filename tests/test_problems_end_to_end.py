@@ -467,6 +467,21 @@ def test_numbers_far_from_zero_are_predicted_as_well_as_those_near_it(zero: floa
     assert errors[1] == pytest.approx(unit * errors[0], rel=0.05)
 
 
+@pytest.mark.parametrize(("model", "any_zero"), [(eg.GraphSAGE, True), (eg.GCN, False)])
+def test_numbers_may_have_any_zero_below_a_layer_with_a_constant(model: type, any_zero: bool) -> None:
+    """A GCN weighs its constant by the degree, so numbers far from zero are predicted badly, as the page says."""
+    near = numbers_at_nodes()
+    y, errors = torch.from_numpy(near.x[:, :2].numpy()), []
+    for zero in (0.0, 1e3):
+        graph = near.altered(y=y + zero)
+        task = eg.Task.of(graph)
+        one = eg.Learner(model(hidden=32), eg.Analytic(), problem="node-regression", device="cpu")
+        one.learn(task)
+        errors.append(float((one.predict(graph, task.test).probabilities - graph.y[task.test]).abs().mean()))
+    assert (errors[1] < 1.05 * errors[0]) == any_zero
+    assert any_zero or errors[1] > 10 * errors[0]
+
+
 def test_large_numbers_are_told_of_where_a_network_learns_them() -> None:
     one = eg.Learner(device="cpu", epochs=1)
     with pytest.warns(eg.EvergraphWarning, match="0.? is about 493 ± 85.*use the closed form"):

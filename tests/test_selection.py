@@ -42,6 +42,7 @@ from evergraph.experiments.selection import proposals as proposing
 from evergraph.experiments.selection.proposals import Climb, batches, spread
 from evergraph.experiments.selection.search import DIVERGED, Search
 from evergraph.experiments.selection.stability_decay import decreasing
+from evergraph.persistence.reading import read_record, write_record
 from forked import Forked
 from test_problems import make_data
 
@@ -468,6 +469,17 @@ def test_a_small_space_is_tried_whole_and_once() -> None:
     assert len(spread(space, 4)) == 4
 
 
+@pytest.mark.parametrize("sizes", [(1,), (7,), (2, 3), (3, 5, 2), (2, 2, 2, 2)])
+def test_in_a_space_of_choices_more_points_follow_those_of_fewer(sizes: tuple[int, ...]) -> None:
+    keys = "abcd"[: len(sizes)]
+    space = Space({key: Choices(tuple(range(n))) for key, n in zip(keys, sizes)}, dict.fromkeys(keys, "settings"))
+    points = spread(space, 1000)
+    assert len({tuple(point.items()) for point in points}) == len(points) == math.prod(sizes)
+    for count in range(len(points) + 1):
+        assert spread(space, count) == points[:count]
+        assert spread(space, 2, start=count) == points[count : count + 2]
+
+
 def climbed(space: Space, folder: Path, trials: int, stop_before: int = 10**6) -> list[dict[str, Any]]:
     """Points that Optuna proposes for a score with its peak at strength 1e6."""
     folder.mkdir(exist_ok=True)
@@ -585,6 +597,45 @@ def test_a_trial_that_diverged_is_not_another_one_of_its_name(tmp_path: Path) ->
         search.run(FirstTasks(), [search.trial(FirstTasks(), "000", {**point, "lr": 1e-3})])
     (tmp_path / DIVERGED).write_text(json.dumps({trial.key: trial.error}))  # as earlier versions wrote it
     assert search.run(FirstTasks(), [replace(trial, error="")]) == [trial]
+
+
+@pytest.mark.parametrize("rule", [FirstTasks(), CurrentTask()])
+@pytest.mark.parametrize("with_optuna", [True, False])
+def test_a_search_of_choices_goes_on_with_more_trials(
+    tmp_path: Path, rule: SelectionRule, with_optuna: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole space in the end, and the runs of the first trials as they were."""
+    if with_optuna:
+        pytest.importorskip("optuna", reason="optuna is not installed: pip install '.[tune]'")
+    else:
+        monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.setattr(proposing, "STARTUP", 2)
+    space = Space.of(small_spec(), {"strength": "1,10,100", "lr": "1e-3,1e-2"})
+    before: dict[str, int] = {}
+    for trials in (1, 3, 20):
+        found = tune(small_spec(), rule, tmp_path / "out", space=space, trials=trials, resume=bool(before))
+        now = runs_in(tmp_path / "out" / CELLS)
+        assert before.items() <= now.items()
+        repeated = trials - min(trials, 6) if with_optuna else 0  # Optuna may propose a point again
+        assert min(trials, 6) <= len(now) == len(found["trials"]) <= min(trials, 6) + repeated
+        before = now
+    assert len({(row["settings"]["strength"], row["training"]["lr"]) for row in found["trials"]}) == 6
+
+
+def test_a_rule_that_plans_by_the_number_of_trials_resumes_with_the_same(tmp_path: Path) -> None:
+    space = Space.of(small_spec(), {"strength": "1:16:log"})
+    first = tune(small_spec(), StabilityDecay(share=0.01), tmp_path / "out", space=space, trials=8)
+    refusal = (
+        "holds a search of 8 trials, and stability-decay plans its trials by their number; resume it with --trials 8"
+    )
+    with pytest.raises(eg.EvergraphError, match=refusal):
+        tune(small_spec(), StabilityDecay(share=0.01), tmp_path / "out", space=space, trials=12, resume=True)
+    again = tune(small_spec(), StabilityDecay(share=0.01), tmp_path / "out", space=space, trials=8, resume=True)
+    assert settings_of(again) == settings_of(first)
+    record = tmp_path / "out" / "tune.json"
+    saved = {key: value for key, value in read_record(record).items() if key != "planned"}
+    write_record(record, saved)  # as earlier versions wrote it
+    assert tune(small_spec(), StabilityDecay(share=0.01), tmp_path / "out", space=space, trials=8, resume=True)
 
 
 def test_results_hold_a_line_for_every_trial_with_its_score(tmp_path: Path) -> None:

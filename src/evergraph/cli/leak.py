@@ -10,7 +10,7 @@ from rich.table import Table
 from evergraph.cli import flags, parsing, printing
 from evergraph.data import DEFAULT_STREAM, TEST_GRAPHS, leak_score, stream
 from evergraph.evaluation import mean_std
-from evergraph.experiments.told import mean_and_spread
+from evergraph.experiments.told import LEAK, mean_and_spread
 
 STREAM_OPTIONS = ("order", "classes_per_task", "min_class_size", "edges_between_tasks", "data_root")
 
@@ -44,7 +44,7 @@ def leak_command(
     if json:
         printing.print_json(rows)
         return
-    caption = "mean ± std over seeds" if seeds > 1 else None
+    caption = f"{'mean ± std over seeds; ' if seeds > 1 else ''}{LEAK}"
     table = Table("stream", "test graph", caption=caption, caption_justify="left")
     for title in ("tasks", "leak score (%)", "chance (%)"):
         table.add_column(title, justify="right", no_wrap=True)

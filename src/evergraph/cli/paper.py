@@ -10,7 +10,7 @@ import typer
 
 from evergraph.cli import common, flags, printing
 from evergraph.errors import EvergraphError, unknown
-from evergraph.experiments.engines import engine_for
+from evergraph.experiments.engines import MOST_ON_GPU, engine_for
 from evergraph.experiments.paper.experiment import run_paper
 from evergraph.experiments.paper.protocol import BOTH, DATASETS, PAPER_DATASETS, PROTOCOLS
 from evergraph.experiments.paper.statistics import markdown
@@ -39,7 +39,13 @@ def paper_command(
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Fewer epochs than the protocol's, for a trial.", min=1)] = None,
     jobs: Annotated[
-        int | None, typer.Option(help="Number of runs side by side, in processes of their own.", min=1)
+        int | None,
+        typer.Option(
+            help="Number of runs side by side, in processes of their own; "
+            f"by default one for each core, on a GPU at most {MOST_ON_GPU}.",
+            min=1,
+            max=1024,
+        ),
     ] = None,
     on: flags.On = "local",
     device: flags.Device = "auto",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -17,7 +18,7 @@ from evergraph.core.workers import launched, workers
 from evergraph.data import DATASETS, DEFAULT_STREAM, dataset_of
 from evergraph.errors import EvergraphError
 from evergraph.experiments import RunSpec, make_loggers, run
-from evergraph.experiments.cells import Cell, Results, all_or_error, run_cells, write_tracebacks
+from evergraph.experiments.cells import Cell, OnSeed, Results, all_or_error, run_cells, write_tracebacks
 from evergraph.experiments.comparison import training_groups
 from evergraph.experiments.engines import engine_for, work_on
 from evergraph.experiments.heatmaps import heatmaps
@@ -64,7 +65,8 @@ def run_command(
     holding = together.shared_folder(folder)
     with common.on_interrupt(lambda: common.how_to_resume(folder)), holding as place:
         download_once(spec, options["data_root"])
-        result = run_one(spec, place, options)
+        told = len(spec.seeds) > 1 and workers().rank == 0
+        result = run_one(spec, place, options, _seed_lines(len(spec.seeds)) if told else None)
         heatmaps(list(each_test_graph(result)), place / "heatmap.png")
     common.tell_unused(options, [method], "epochs" in result["protocol"])
     common.tell_undeclared([result])
@@ -98,14 +100,25 @@ def check_streams(specs: Iterable[RunSpec], data_root: Path | None) -> None:
         spec.make_stream(0, data_root).check_tests()
 
 
-def run_one(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """Do one run: in this process with a progress bar and loggers, or with its seeds in parallel."""
+def _seed_lines(seeds: int) -> OnSeed:
+    """Print a line on stderr for every seed that is done."""
+    done = itertools.count(1)
+    return lambda _, seed, failed: print(
+        f"{next(done)}/{seeds} seed {seed}{' failed' * failed}", file=sys.stderr, flush=True
+    )
+
+
+def run_one(spec: RunSpec, folder: Path, options: dict[str, Any], on_seed: OnSeed | None = None) -> dict[str, Any]:
+    """Do one run: in this process with a progress bar and loggers, or with its seeds in parallel.
+
+    `on_seed` is called after every seed where no progress bar is shown.
+    """
     if (options["jobs"] or 1) > 1:
         if launched() > 1:
             raise EvergraphError("--jobs runs seeds side by side, torchrun and --processes share one run; choose one")
         look = partial(check_folder, folder, spec, options["resume"])
         with taken_folder(folder, look, advice="name another with --out"):
-            return side_by_side({"": spec}, folder, options)[""]
+            return side_by_side({"": spec}, folder, options, on_seed=on_seed)[""]
     names = [name for name in (options["log"] or "").split(",") if name]
     loggers = make_loggers(names) if workers().rank == 0 else []
     with printing.progress_bar(f"{spec.source} {spec.method}", len(spec.seeds)) as update:
@@ -115,6 +128,7 @@ def run_one(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, A
             data_root=options["data_root"],
             resume=options["resume"],
             on_progress=update,
+            on_seed=None if on_seed is None or printing.stderr.is_terminal else lambda seed: on_seed("", seed, False),
             loggers=loggers,
         )
 
@@ -136,6 +150,8 @@ def run_all(
             errors[key] = error
         else:
             on_result(results)  # an error here, such as a full disk, is not the cell's
+            if len(specs) > 1 and not printing.stderr.is_terminal:
+                print(f"{len(results) + len(errors)}/{len(specs)} {key}".rstrip(), file=sys.stderr, flush=True)
     write_tracebacks(errors, folder)
     return all_or_error(results, errors, folder)
 
@@ -145,8 +161,9 @@ def side_by_side(
     folder: Path,
     options: dict[str, Any],
     on_result: Callable[[Results], None] | None = None,
+    on_seed: OnSeed | None = None,
 ) -> Results:
-    """Run cells in several processes."""
+    """Run cells in several processes; prints a line for every cell or, with `on_seed`, leaves the lines to it."""
     if options["log"]:
         raise EvergraphError("--log follows one process; leave --jobs and --on out, or log without them")
     for spec in specs.values():
@@ -156,8 +173,9 @@ def side_by_side(
     on_done: Callable[[str, int, int], None] = lambda key, done, total: print(  # noqa: E731
         f"{done}/{total} {key}".rstrip(), file=sys.stderr, flush=True
     )
+    told: dict[str, Any] = {"on_done": on_done} if on_seed is None else {"on_seed": on_seed}
     engine = engine_for(options.get("on", "local"), options["jobs"])
-    return run_cells(cells, folder, data_root=options["data_root"], engine=engine, on_done=on_done, on_result=on_result)
+    return run_cells(cells, folder, data_root=options["data_root"], engine=engine, on_result=on_result, **told)
 
 
 def methods_command(json: flags.Json = False) -> None:

@@ -137,4 +137,4 @@ def _tables(rows: list[dict[str, Any]], about: str, caption: str) -> Group:
             access = "; ".join(word for word in (told.keeps(row), told.uses(row)) if word != "–")
             table.add_row(_Hyphenated(row_label(row)), *numbers, access)
         tables.append(table)
-    return Group(*tables, caption)
+    return Group(*tables, caption, *([told.LEAK] if any(row.get("leak") for row in rows) else []))

@@ -30,7 +30,7 @@ NO_OPTUNA = (
 HELP = "What chooses. " + "; ".join(f"{name}: {rule.about}" for name, rule in SELECTION_RULES.items())
 
 Rule = Annotated[str, typer.Option(help=f"{HELP}; all: every rule, against the best in hindsight.")]
-Trials = Annotated[int, typer.Option(help="Settings that are tried.", min=1)]
+Trials = Annotated[int, typer.Option(help="Settings that are tried; more of them can be with --resume.", min=1)]
 
 
 def add_commands(app: typer.Typer) -> None:

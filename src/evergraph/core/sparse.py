@@ -161,6 +161,10 @@ class SparseMatrix:
         """Return a matrix with the same pattern and other entries."""
         return SparseMatrix(self.indptr, self.indices, values, self.num_columns, _ends=self._ends)
 
+    def bare(self) -> SparseMatrix:
+        """Return the same matrix without what was derived from its entries, such as its transpose."""
+        return SparseMatrix(self.indptr, self.indices, self.values, self.num_columns)
+
     def to(self, target: torch.device | str | torch.dtype) -> SparseMatrix:
         """Return the matrix on another device, or with entries of another type."""
         values = self.values.to(target)

@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from evergraph.errors import EvergraphError, first_line
+from evergraph.errors import EvergraphError, first_line, is_out_of_memory
 
 TIMEOUT = timedelta(minutes=10)  # how long a process waits for another one before it gives up
 GO_ON = "the same command goes on with as many processes (run: with --resume)"  # advice in error messages
+LOST = re.compile(r"gloo|nccl|connect|peer|socket|broken pipe|time[d ]*out|abort|store", re.IGNORECASE)
 SMALL = 2**14  # numbers up to which a sum takes one exchange, of all numbers between all processes
 
 
@@ -154,16 +155,23 @@ class ProcessGroup(Workers):
 
 
 class _told:  # noqa: N801  # reads as a phrase
-    """Turns a lost connection into a one-line error."""
+    """Turns a lost connection into a one-line error; others, such as a lack of memory, stay what they are."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        if isinstance(error, RuntimeError):
+        if isinstance(error, RuntimeError) and _is_lost(error):
             raise ConnectionLostError(
                 f"another process of this run is gone or cannot be reached ({_reason(error)}); {GO_ON}"
             ) from None
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """Whether an error of torch.distributed is about the other processes; Gloo's are plain ones of many wordings."""
+    if is_out_of_memory(error) or str(error).startswith("CUDA error"):
+        return False
+    return isinstance(error, dist.DistError) or LOST.search(str(error)) is not None
 
 
 def _reason(error: RuntimeError) -> str:

@@ -43,6 +43,8 @@ def read_features(x: Any, name: str, feature_names: Sequence[str] | None = None)
         coo = x.detach().cpu().to_sparse_coo().coalesce()
         x = sp.coo_matrix((coo.values().numpy(), coo.indices().numpy()), shape=tuple(coo.shape))
     sparse = sp.issparse(x)
+    # of a tensor, torch goes on to count the edits in place (`evergraph.core.edits`); of its NumPy array it does not
+    given = x.detach() if isinstance(x, Tensor) and not x.is_inference() else None
     if not sparse:
         x = as_array(x)
     elif x.dtype.kind == "f" and x.dtype.itemsize > 8:  # as in `native`
@@ -54,7 +56,11 @@ def read_features(x: Any, name: str, feature_names: Sequence[str] | None = None)
     if x.dtype.kind not in "fiub":
         raise EvergraphError(f"{name}: features are of type {x.dtype}; they must be real numbers")
     dtype = torch.float64 if x.dtype == np.float64 else torch.float32
-    features: Features = SparseMatrix.from_scipy(x, dtype) if sparse else torch.as_tensor(x).to(dtype)
+    features: Features
+    if sparse:
+        features = SparseMatrix.from_scipy(x, dtype)
+    else:
+        features = (torch.as_tensor(x) if given is None else given.cpu()).to(dtype)
     values = features.values if isinstance(features, SparseMatrix) else features
     if not bool(torch.isfinite(values).all()):
         wrong = int((~torch.isfinite(values)).sum())

@@ -266,6 +266,7 @@ def _parts_of_data() -> list[Any]:
 
 def content_mark(graph: Graph) -> str:
     """SHA-256 of everything that results depend on; for a graph on disk, based on the hashes that `convert` wrote."""
+    graph.notice_edits()
     digest = hashlib.sha256(json.dumps([graph.class_names, graph.mark, list(graph.x.shape)]).encode())
     if not graph.mark:
         digest.update(fingerprint(graph).encode())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from evergraph.core.edits import Contents
 from evergraph.core.mapped_pages import release_pages
 from evergraph.core.sparse import Features, SparseMatrix, take_rows
 from evergraph.data.arrays import as_array, make_adjacency, read_edges, read_features, read_weights
@@ -37,6 +38,9 @@ class Graph:
     An example reads some nodes: itself where examples are nodes, the nodes of one small graph where they are graphs
     (the graphs are then joined side by side into one, without edges between them), its two ends where they are links.
 
+    Fields can be replaced and their tensors edited in place, and the next prediction reads the new contents; but an
+    edit of `x` or of the edges through NumPy or `.data`, which torch does not count, may go unnoticed.
+
     Args:
         x: features, `(num_nodes, num_features)`, dense or sparse.
         adjacency: row v holds v's in-neighbours with the edge weights; 1 if edges have no weights.
@@ -44,9 +48,7 @@ class Graph:
             labels or numbers: one row each, with a column for each of `class_names`, NaN where unknown.
         class_names: user-given names of the classes (or of the columns of `y`).
         name: name of the graph in messages.
-        cache: results computed from the graph and shared by models that read it alike.
         on_disk: features and edges are mapped files, not to be copied as a whole (`evergraph.data.mapped`).
-        private_cache: results computed from the graph by single models; freed with the models.
         mark: hash of its content, if known without reading all of it.
         directed: the directions of its edges were kept on request.
         level: what an example is: `node`, `graph` or `link`.
@@ -60,6 +62,8 @@ class Graph:
         feature_names: names of the columns of `x`; None if they have no names.
         rows: for a graph in parts (`evergraph.data.parts`): which nodes belong to this process. The graph then holds
             only these, without edges.
+        reopen: if features and edges are mapped files: reads the graph from these files again. A pickle and a copy
+            hold no features and no edges then.
     """
 
     x: Features
@@ -67,9 +71,7 @@ class Graph:
     y: Tensor
     class_names: list[ClassName]
     name: str = "graph"
-    cache: dict[str, Any] = field(default_factory=dict)
     on_disk: bool = False
-    private_cache: WeakKeyDictionary[Any, dict[str, Any]] = field(default_factory=WeakKeyDictionary)
     mark: str = ""
     directed: bool = False
     level: str = "node"
@@ -81,6 +83,68 @@ class Graph:
     joining: Tensor | None = None
     feature_names: list[str] | None = None
     rows: Rows | None = None
+    reopen: Callable[[], Graph] | None = None
+
+    def __post_init__(self) -> None:
+        self._start_caches()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields, without anything computed from them, for `pickle` and `copy`."""
+        self.notice_edits()
+        state = {known.name: getattr(self, known.name) for known in fields(self)}
+        if self.rows is not None:
+            raise EvergraphError(f"{self.name} is in parts, one for each process; read its folder in each of them")
+        if self.on_disk and self.reopen is None:
+            raise EvergraphError(
+                f"{self.name}: its features or edges are no longer those on disk, and are too large to copy; "
+                "read its folder and change them there"
+            )
+        if self.reopen is not None:
+            return {**state, "x": None, "adjacency": None}
+        bare = {name: part.bare() for name, part in state.items() if isinstance(part, SparseMatrix)}
+        return {**state, **bare}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.reopen is not None:
+            found = self.reopen()
+            self.x, self.adjacency = found.x, found.adjacency
+        self._start_caches()
+
+    def _start_caches(self) -> None:
+        """Begin with empty caches for the graph's present contents."""
+        self._cache: dict[str, Any] = {}
+        self._private_cache: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+        self._contents = Contents(self._read())
+
+    def _read(self) -> Iterator[Tensor]:
+        """The tensors that cached results are computed from."""
+        for part in (self.x, self.adjacency, self.members, self.joining):
+            if isinstance(part, SparseMatrix):
+                yield from part.parts()
+            elif part is not None:
+                yield part
+
+    def notice_edits(self) -> None:
+        """Drop everything computed from contents that have been edited in place, or replaced, since."""
+        if self._contents.are_those_of(self._read()):
+            return
+        self.adjacency, self.mark, self.reopen = self.adjacency.bare(), "", None
+        self.x = self.x.bare() if isinstance(self.x, SparseMatrix) else self.x
+        self.members = None if self.members is None else self.members.bare()
+        self._start_caches()  # new objects: another thread may be reading the old ones
+
+    @property
+    def cache(self) -> dict[str, Any]:
+        """Results computed from the graph and shared by models that read it alike."""
+        self.notice_edits()
+        return self._cache
+
+    @property
+    def private_cache(self) -> WeakKeyDictionary[Any, dict[str, Any]]:
+        """Results computed from the graph by single models; freed with the models."""
+        self.notice_edits()
+        return self._private_cache
 
     def __repr__(self) -> str:
         of = f"{self.num_examples} {self.level}s, " if self.level != "node" else ""
@@ -135,7 +199,9 @@ class Graph:
 
     def altered(self, **changes: Any) -> Graph:
         """Return the same graph with some fields changed, without its caches and `mark`."""
-        kept = {f.name: getattr(self, f.name) for f in fields(self) if "cache" not in f.name and f.name != "mark"}
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "mark"}
+        if not {"x", "adjacency"}.isdisjoint(changes):
+            kept["reopen"] = None
         return Graph(**{**kept, **changes})
 
     def to(self, device: torch.device | str) -> Graph:

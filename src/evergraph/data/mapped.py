@@ -13,6 +13,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -225,6 +226,7 @@ def read_mapped(folder: str | Path) -> Graph:
         }
     except DAMAGE as error:
         raise EvergraphError(f"{path}: damaged or not a converted graph ({first_line(error)}); convert again") from None
+    mark = content_hash(header["arrays"])
     return Graph(
         x,
         adjacency,
@@ -232,12 +234,21 @@ def read_mapped(folder: str | Path) -> Graph:
         names,
         header["name"],
         on_disk=True,
-        mark=content_hash(header["arrays"]),
+        mark=mark,
         directed=header.get("directed", False),
         attributes=attributes,
         splits=splits,
         feature_names=columns,
+        reopen=partial(_reopen, path.absolute(), mark),
     )
+
+
+def _reopen(path: Path, mark: str) -> Graph:
+    """Read the graph in a folder again; raise if it is another one by now."""
+    graph = read_mapped(path)
+    if graph.mark != mark:
+        raise EvergraphError(f"{path} holds another graph than it did when this one was pickled or copied")
+    return graph
 
 
 def _attribute(arrays: dict[str, Tensor], place: str, count: int) -> Attribute:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import secrets
 from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any, Literal
@@ -144,9 +145,13 @@ class TaskStream(metaclass=Checked):
             self._part = _validated_where_known(self.graph, self._task_of, self._part)
         self.tasks_classes = [self._classes_in(self._task_of == task) for task in range(tasks)]
         self._names = names
-        self._token = object()  # identifies tasks that share one numbering of examples
+        self._token = secrets.token_hex(16)  # identifies tasks that share one numbering of examples, in copies too
         self._tasks: dict[int, Task] = {}
         self._seen: dict[bool, tuple[int, Task, Tensor]] = {}  # keyed by `alone`
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled and copied: tasks are made from the graph again."""
+        return {**self.__dict__, "_tasks": {}, "_seen": {}}
 
     def _classes_in(self, chosen: Tensor) -> list[int]:
         """Positions of the classes with training examples among `chosen`.

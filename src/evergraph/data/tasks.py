@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from evergraph.core.edits import Contents
 from evergraph.core.settings import NonNegativeInt, NotEmpty, PositiveInt, Seed, checked
 from evergraph.core.sparse import Features, SparseMatrix, block_diagonal
 from evergraph.data.arrangement import (
@@ -49,7 +50,7 @@ class Task:
         num_classes: number of classes of the whole stream, so that the output layer can have its final size.
         so_far: returns all tasks up to this one as a single task, if the stream still has them. Only for methods that
             declare access to all data, such as joint training.
-        origin: if tasks of the stream contain examples of earlier ones: an object that identifies the stream, and the
+        origin: if tasks of the stream contain examples of earlier ones: a name for the stream's numbering, and the
             numbers of the examples in its whole graph.
         link_edges: where examples are links: the adjacency without them, and the links that are added to it as edges;
             no held-out pair is among either.
@@ -64,10 +65,15 @@ class Task:
     test: Tensor
     num_classes: int
     so_far: Callable[[], Task] | None = field(default=None, repr=False)
-    origin: tuple[object, Tensor] | None = field(default=None, repr=False)
+    origin: tuple[str, Tensor] | None = field(default=None, repr=False)
     link_edges: tuple[SparseMatrix, Tensor] | None = field(default=None, repr=False)
     new_nodes: int | None = field(default=None, repr=False)
     _mark: str = field(default="", init=False, repr=False)
+    _marked: Contents | None = field(default=None, init=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled and copied: not the hash, since an edit of the copy could not be told from it."""
+        return {**self.__dict__, "_mark": "", "_marked": None}
 
     @property
     def class_names(self) -> list[ClassName]:
@@ -190,6 +196,7 @@ class Task:
             empty = -1 if self.graph.has_classes else torch.nan
             y = self.graph.y.clone()
             y[gone] = empty
+            self.graph.notice_edits()
             mark = self.graph.mark and content_hash([self.graph.mark, torch.nonzero(gone).reshape(-1).tolist()])
             graph = self.graph.altered(y=y, mark=mark)
             if edges is not None and not keep_in_graph:
@@ -214,16 +221,19 @@ class Task:
 
         If the graph's own hash is known (as for a converted graph), features and edges are not read.
         """
-        if self._mark:
+        self.graph.notice_edits()  # its hash is then unknown
+        x, edges, members = self.graph.x, self.graph.adjacency, self.graph.members
+        read = [self.train, self.val, self.test, self.graph.y]
+        if not self.graph.mark:
+            read += [*(x.parts() if isinstance(x, SparseMatrix) else [x]), *edges.parts()]
+        read += [] if members is None else [members.indices]
+        if self._mark and (self._marked is None or self._marked.are_those_of(read)):
             return self._mark
         names = [self.class_names, self.graph.num_features, self.graph.num_edges]
         digest = hashlib.sha256(json.dumps([*names, self.graph.mark] if self.graph.mark else names).encode())
-        x, edges = self.graph.x, self.graph.adjacency
-        read = [] if self.graph.mark else [*(_parts(x) if isinstance(x, SparseMatrix) else [x]), *_parts(edges)]
-        members = [] if self.graph.members is None else [self.graph.members.indices]
-        for part in (self.train, self.val, self.test, self.graph.y, *read, *members):
+        for part in read:
             digest.update(part.cpu().contiguous().numpy().data)
-        self._mark = digest.hexdigest()
+        self._mark, self._marked = digest.hexdigest(), Contents(read)
         return self._mark
 
     def pack(self) -> dict[str, Any]:
@@ -275,10 +285,6 @@ def spread_evenly(examples: Tensor, kinds: Tensor) -> Tensor:
         mine = kinds == kind
         place[mine] = (torch.arange(int(mine.sum())) + 0.5) / mine.sum()
     return examples[place.argsort(stable=True)]
-
-
-def _parts(matrix: SparseMatrix) -> list[Tensor]:
-    return list(matrix.parts())
 
 
 def _pack(matrix: SparseMatrix) -> dict[str, Any]:

@@ -28,6 +28,7 @@ Results = dict[str, dict[str, Any]]
 Finished = Iterator[tuple["Cell", "dict[str, Any] | Exception"]]
 Finish = Callable[[list["Cell"], str, "str | Path | None"], Finished]
 Failed = Callable[["Cell", Exception], "dict[str, Any] | None"]
+OnSeed = Callable[[str, int, bool], None]
 SHARED = ".trainings"  # in the cells' folder, until all are done: trainings that several runs share
 FAILURES = "failures.txt"  # in the cells' folder: tracebacks of errors that are not about the input
 LONGEST_FIRST = (  # so that no long run starts when all others are done; lwf's runs wait for trials
@@ -113,6 +114,7 @@ def run_cells(
     engine: MakeEngine | None = None,
     on_done: Callable[[str, int, int], None] | None = None,
     on_result: Callable[[Results], None] | None = None,
+    on_seed: OnSeed | None = None,
 ) -> Results:
     """Run all cells, in `jobs` parallel processes or wherever `engine` runs them; return the results by key.
 
@@ -131,6 +133,7 @@ def run_cells(
         engine: makes the engine that executes the runs, instead of processes on this machine.
         on_done: called as (key, cells done, total number of cells).
         on_result: called after every cell with the results so far.
+        on_seed: called as (key, seed, whether it failed) when an engine has finished a seed.
     """
     open_choices = list(choices)
     waiting = list({cell.key: cell for cell in [*_trials(open_choices), *cells]}.values())
@@ -141,7 +144,7 @@ def run_cells(
     remove_file(Path(out) / FAILURES)
     making = engine or engine_for("local", jobs)
     with _trainings_of(Path(out)), making(Path(out)) if making is not None else nullcontext() as carried_out_by:
-        finish = _in_turn if carried_out_by is None else partial(_by_engine, carried_out_by)
+        finish = _in_turn if carried_out_by is None else partial(_by_engine, carried_out_by, on_seed)
         for cell, ended in _known_first(finish, known, waiting, str(out), data_root):
             result = ended if isinstance(ended, dict) else failed(cell, ended)
             if isinstance(ended, Exception):
@@ -237,7 +240,9 @@ class _Open:
     error: Exception | None = None
 
 
-def _by_engine(engine: Engine, waiting: list[Cell], out: str, data_root: str | Path | None) -> Finished:
+def _by_engine(
+    engine: Engine, on_seed: OnSeed | None, waiting: list[Cell], out: str, data_root: str | Path | None
+) -> Finished:
     """Finish each cell when its last seed is done, including cells added meanwhile; the engine runs seed by seed."""
     under_way, tries, streams = dict[str, _Open](), Counter[Work](), dict[str, TaskStream]()
     while waiting or under_way:
@@ -261,6 +266,8 @@ def _by_engine(engine: Engine, waiting: list[Cell], out: str, data_root: str | P
             if error is not None and _may_pass(error) and tries[work] < engine.attempts:
                 engine.submit(work)
                 continue
+            if on_seed is not None:
+                on_seed(work.key, work.seed, error is not None)
             one = under_way[work.key]
             one.error = one.error or error
             one.left -= 1

@@ -323,5 +323,6 @@ def table_as_csv(rows: Sequence[dict[str, Any]]) -> str:
 
 def write_tables(rows: Sequence[dict[str, Any]], folder: Path) -> None:
     """Write `table.md` and `table.csv`."""
-    write_atomically(folder / "table.md", markdown(rows))
+    about = f"\n{told.LEAK}\n" if any(row["leak"] for row in rows) else ""
+    write_atomically(folder / "table.md", markdown(rows) + about)
     write_atomically(folder / "table.csv", table_as_csv(rows))

@@ -10,6 +10,7 @@ SIGNS |= {
     "^": r"\textasciicircum{}",
     "γ": r"$\gamma$",
     "–": "--",
+    "−": "$-$",
     "±": r"$\pm$",
     "λ": r"$\lambda$",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ def run(
     data_root: str | Path | None = None,
     resume: bool = False,
     on_progress: OnProgress | None = None,
+    on_seed: Callable[[int], None] | None = None,
     loggers: Sequence[Logger] = (),
 ) -> dict[str, Any]:
     """Run a specification into a folder and return its result, which is also written to `result.json` there.
@@ -49,11 +50,12 @@ def run(
         data_root: folder of the datasets.
         resume: continue an interrupted run.
         on_progress: called after every epoch.
+        on_seed: called with every seed that is done.
         loggers: additional destinations of the numbers.
     """
     folder = Path(out)
     with taken_folder(folder, lambda: check_folder(folder, spec, resume), advice="name another with --out"):
-        return finish_run(spec, folder, data_root=data_root, on_progress=on_progress, loggers=loggers)
+        return finish_run(spec, folder, data_root=data_root, on_progress=on_progress, on_seed=on_seed, loggers=loggers)
 
 
 def finish_run(
@@ -62,6 +64,7 @@ def finish_run(
     *,
     data_root: str | Path | None = None,
     on_progress: OnProgress | None = None,
+    on_seed: Callable[[int], None] | None = None,
     loggers: Sequence[Logger] = (),
     first: TaskStream | None = None,
 ) -> dict[str, Any]:
@@ -87,6 +90,8 @@ def finish_run(
             one = SeedRun(spec, folder / f"seed-{seed}", tasks, seed, number, on_progress, logging, mark).finish()
             if "task_classes" not in one:  # finished by an earlier version
                 one["task_classes"] = task_contents(first if number == 0 else spec.make_stream(seed, data_root))
+            if on_seed is not None:
+                on_seed(seed)
             return one
 
         seeds = [partial(finish_seed, number, seed) for number, seed in enumerate(spec.seeds)]

@@ -108,6 +108,9 @@ def ap_and_af(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
+LEAK = "leak score: percent of tests whose task the nearest mean of features names (docs/concepts.md#leak-score)"
+
+
 def leak_text(result: Mapping[str, Any]) -> str:
     """The leak score of a result's test graph, in percent."""
     leak = result.get("leak")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from evergraph.errors import one_of
 from evergraph.experiments.engines.base import Engine, Work
-from evergraph.experiments.engines.processes import ProcessDiedError, ProcessEngine, default_jobs
+from evergraph.experiments.engines.processes import MOST_ON_GPU, ProcessDiedError, ProcessEngine, default_jobs
 from evergraph.experiments.engines.ray import RayEngine
 from evergraph.experiments.engines.slurm import FOLDER, SCRIPT, ArrayWrittenError, SlurmEngine, work_on
 
@@ -34,6 +34,7 @@ def engine_for(name: str, jobs: int | None) -> MakeEngine | None:
 __all__ = [
     "ENGINES",
     "FOLDER",
+    "MOST_ON_GPU",
     "SCRIPT",
     "ArrayWrittenError",
     "Engine",

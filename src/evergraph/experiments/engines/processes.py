@@ -16,13 +16,14 @@ from contextlib import suppress
 import torch
 
 from evergraph.core import fork_server
-from evergraph.errors import EvergraphError, EvergraphWarning, first_line
+from evergraph.errors import EvergraphError, EvergraphWarning, first_line, is_out_of_memory
 from evergraph.experiments.engines.base import Engine, Work
 from evergraph.training import pick_device
 from evergraph.training.side_by_side import AT_ONCE, side_by_side
 from evergraph.training.stacked import may_be_stacked, stacking_key
 
 LOOK_EVERY = 5.0  # seconds between two checks for finished pieces of a group
+MOST_ON_GPU = 15  # processes that share a GPU by default
 TOGETHER, FEWEST = 16, 3  # pieces of work on a GPU at once; fewest that share a process if there are many
 
 
@@ -159,9 +160,12 @@ def _do_together(group: list[Work]) -> list[Exception | None]:
 
 def in_words(error: BaseException | None, work: Work) -> Exception | None:
     """Turn a dead process or a lack of memory into a one-line error; return other errors as they are."""
-    if isinstance(error, (BrokenProcessPool, torch.OutOfMemoryError, MemoryError)):
+    memory = error is not None and (isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error))
+    if memory or isinstance(error, BrokenProcessPool):
+        assert error is not None
+        what = "ran out of memory" if memory else "died"
         return ProcessDiedError(
-            f"{work.key}: its process died ({first_line(error)}); with fewer --jobs each has more memory, "
+            f"{work.key}: its process {what} ({first_line(error)}); with fewer --jobs each has more memory, "
             "and --resume goes on with what is there"
         )
     if error is not None and not isinstance(error, Exception):
@@ -197,6 +201,6 @@ def _end_with_parent() -> None:
 
 
 def default_jobs(device: str) -> int:
-    """One process per core; on a GPU, where steps are launch-bound, at most fifteen."""
+    """One process per core; on a GPU, where steps are launch-bound, at most `MOST_ON_GPU`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 15) if device != "cpu" else cores
+    return cores if pick_device(device).type == "cpu" else min(cores, MOST_ON_GPU)

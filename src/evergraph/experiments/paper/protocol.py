@@ -13,7 +13,7 @@ from evergraph.errors import EvergraphError, unknown
 from evergraph.experiments.cells import Cell, Choice
 from evergraph.experiments.comparison import training_groups
 from evergraph.experiments.result_file import CHOOSING
-from evergraph.experiments.selection.proposals import spread
+from evergraph.experiments.selection.proposals import spread, whole
 from evergraph.experiments.selection.rule import SELECTION_RULES, SelectionRule, Trial, final_performance
 from evergraph.experiments.selection.space import Space
 from evergraph.experiments.specification import RunSpec
@@ -166,7 +166,8 @@ class Protocol:
         tried_row, tried = self.searched(row)
         spec, space, rule = self.spec(tried, [0]), self.space(tried), self.rule(tried)
         search = self.content["search"]
-        points = spread(space, search["trials"])
+        small = space.size <= search["trials"]  # of equal trials the first is chosen, so their order is the protocol's
+        points = list(whole(space)) if small else spread(space, search["trials"])
         if search.get("defaults_first"):
             defaults = space.point_of(spec)
             points = [defaults, *(point for point in points if point != defaults)][: search["trials"]]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from evergraph.persistence.files import write_atomically
 from evergraph.persistence.reading import as_csv
 
 NOT_MEASURED = "not measured here"
+OVER_ORDERS = ("all_orders_mean", "all_orders_std", "against_best", "against_best_p", "best")
+"""Columns of the CSV for each test graph; `best`, of the highest mean alone, is whether it leads by more than noise."""
 
 
 def table_rows(
@@ -129,40 +133,68 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(f"| {line} |" for line in lines) + "\n"
 
 
-def markdown_with_differences(rows: list[dict[str, Any]]) -> str:
-    """A Markdown table over all orders and seeds, with what each method keeps beside its numbers."""
+@dataclass(frozen=True)
+class _Cell:
+    """Text of a table, bold if it is the best."""
+
+    text: str
+    bold: bool = False
+
+
+def _with_differences(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[_Cell]]]:
+    """The columns and cells of the table over all orders and seeds, with what each method keeps beside its numbers."""
     graphs = _graphs(rows)
     heads = [[f"AP ({graph})", f"AF ({graph})", f"all orders ({graph})", "against the best"] for graph in graphs]
     head = ["method", *(cell for part in heads for cell in part), "keeps", "bytes kept", "settings"]
-    lines = [" | ".join(head), " | ".join(["---"] + ["--:"] * (len(head) - 4) + ["---", "--:", "---"])]
+    lines = []
     for row in rows:
-        cells = [row["title"]]
+        line = [_Cell(row["title"])]
         for graph in graphs:
             summary = _on(row["result"], graph)
-            cells += [_cell(summary, "ap"), _cell(summary, "af"), *_against(row, graph)]
-        result = row["result"]
-        kept = told.bytes_kept(result) if result else None
-        keeps = told.keeps(result) if result else NOT_MEASURED
-        cells += [keeps, f"{kept:,}" if kept is not None else NOT_MEASURED, _chosen(row)]
-        lines.append(" | ".join(cells))
+            line += [_Cell(_cell(summary, "ap")), _Cell(_cell(summary, "af")), *_against(row, graph)]
+        kept = told.bytes_kept(row["result"]) if row["result"] else None
+        keeps = told.keeps(row["result"]) if row["result"] else NOT_MEASURED
+        last = [keeps, f"{kept:,}" if kept is not None else NOT_MEASURED, _chosen(row)]
+        lines.append([*line, *map(_Cell, last)])
+    return head, lines
+
+
+def markdown_with_differences(rows: list[dict[str, Any]]) -> str:
+    """A Markdown table over all orders and seeds, with what each method keeps beside its numbers."""
+    head, cells = _with_differences(rows)
+    lines = [" | ".join(head), " | ".join(["---"] + ["--:"] * (len(head) - 4) + ["---", "--:", "---"])]
+    lines += [" | ".join(f"**{cell.text}**" if cell.bold else cell.text for cell in line) for line in cells]
     return "\n".join(f"| {line} |" for line in lines) + "\n"
 
 
-def _against(row: dict[str, Any], graph: str) -> list[str]:
+def latex_with_differences(rows: list[dict[str, Any]]) -> str:
+    """The same table as a LaTeX tabular (booktabs)."""
+    head, cells = _with_differences(rows)
+    lines = [[rf"\textbf{{{_tex(cell.text)}}}" if cell.bold else _tex(cell.text) for cell in line] for line in cells]
+    return tabular("l" + "|rrrr" * len(_graphs(rows)) + "|lrl", [" & ".join(map(escape, head)) + r" \\"], lines)
+
+
+def _tex(text: str) -> str:
+    """Text for LaTeX, with minus signs before numbers."""
+    return escape(re.sub(r"(?<!\w)-(?=\d)", "−", text))
+
+
+def _against(row: dict[str, Any], graph: str) -> list[_Cell]:
     """AP over all orders, bold if it is the best by more than noise, and the gap to the best.
 
     The gap has its p-value if there are enough pairs to say anything about chance.
     """
     if not row["all_orders"]:
-        return [NOT_MEASURED, ""]
+        return [_Cell(NOT_MEASURED), _Cell("")]
     values = row["all_orders"][graph]
     text = told.mean_and_spread(mean_std(values), len(values))
     if "best" in row and graph in row["best"]:
-        return [f"**{text}**" if row["best"][graph] else text, "best"]
+        return [_Cell(text, bold=row["best"][graph]), _Cell("best")]
     if "behind" not in row:
-        return [text, ""]
+        return [_Cell(text), _Cell("")]
     gap = row["behind"][graph]
-    return [text, f"{gap.mean:+.2f}".replace("-", "−") + (f" (p {gap.chance:.2g})" if gap.chance is not None else "")]
+    chance = f" (p {gap.chance:.2g})" if gap.chance is not None else ""
+    return [_Cell(text), _Cell(f"{gap.mean:+.2f}".replace("-", "−") + chance)]
 
 
 def _chosen(row: dict[str, Any]) -> str:
@@ -202,7 +234,10 @@ def latex(rows: list[dict[str, Any]]) -> str:
 
 
 def table_as_csv(rows: list[dict[str, Any]]) -> str:
-    """A CSV table with means and standard deviations in separate columns; empty where nothing was measured."""
+    """A CSV table with means and standard deviations in separate columns; empty where nothing was measured.
+
+    With several orders, AP and AF are of the first one, and columns of the others follow.
+    """
     test_graph, other_graph = _graphs(rows)
     measures = [
         f"{key}_{graph}_{part}"
@@ -222,13 +257,31 @@ def table_as_csv(rows: list[dict[str, Any]]) -> str:
             ]
             values += [result["seconds"], distance(row)]
         lines.append([*(row[key] for key in columns), *values])
-    return as_csv([*columns, *measures, "seconds", "distance"], lines)
+    head = [*columns, *measures, "seconds", "distance"]
+    if "all_orders" in rows[0]:
+        head += [f"{key}_{graph}" for graph in (test_graph, other_graph) for key in OVER_ORDERS]
+        head += ["keeps", "kept_bytes", "settings"]
+        lines = [[*line, *_over_orders(row, (test_graph, other_graph))] for line, row in zip(lines, rows)]
+    return as_csv(head, lines)
+
+
+def _over_orders(row: dict[str, Any], graphs: Sequence[str]) -> list[Any]:
+    """A row's values over all orders and seeds, its gap to the best, and what it keeps, for CSV."""
+    found: list[Any] = []
+    for graph in graphs:
+        spread = mean_std(row["all_orders"][graph]) if row["all_orders"] else {}
+        gap, leads = row.get("behind", {}).get(graph), row.get("best", {}).get(graph)
+        others = None if leads is not None else gap
+        found += [spread.get("mean"), spread.get("std"), others and others.mean, others and others.chance, leads]
+    result = row["result"]
+    return [*found, *([told.keeps(result), told.bytes_kept(result), _chosen(row)] if result else [None] * 3)]
 
 
 def write_tables(rows: list[dict[str, Any]], folder: Path, heading: str) -> Path:
     """Write all three formats; return the path of the Markdown file."""
-    table = markdown_with_differences if "all_orders" in rows[0] else markdown
+    over_orders = "all_orders" in rows[0]
+    table, source = (markdown_with_differences, latex_with_differences) if over_orders else (markdown, latex)
     write_atomically(folder / "table.md", f"{heading}\n\n{table(rows)}")
     write_atomically(folder / "table.csv", table_as_csv(rows))
-    write_atomically(folder / "table.tex", latex(rows))
+    write_atomically(folder / "table.tex", source(rows))
     return folder / "table.md"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ from evergraph.persistence.files import remove_file, write_atomically
 
 STUDY = "study.log"
 STARTUP = 8  # trials spread over the space before Optuna follows the scores
+DRAWN_AT_ONCE = 32  # points of the Sobol sequence
+REPEATS = 4  # points of the Sobol sequence drawn for each point of a space of choices, since it repeats some
+MOST_DRAWN = 2**16  # for the whole space
 
 
 class Proposer(Protocol):
@@ -27,15 +31,42 @@ class Proposer(Protocol):
 
 
 def spread(space: Space, count: int, start: int = 0) -> list[Point]:
-    """Points spread over the space: the whole space if it is small, else a Sobol sequence from point `start` on."""
-    if space.size <= start + count:
-        lists = [dimension.values for dimension in space.dimensions.values() if isinstance(dimension, Choices)]
-        return [dict(zip(space.dimensions, values)) for values in itertools.product(*lists)][start:]
+    """Points `start` to `start + count` of a sequence spread over the space; fewer if the space has no more.
+
+    How many are asked for does not change the sequence, so a search can go on with more trials.
+    """
+    return list(itertools.islice(_sequence(space), start, start + count))
+
+
+def whole(space: Space) -> Iterator[Point]:
+    """Every point of a space of choices."""
+    lists = [dimension.values for dimension in space.dimensions.values() if isinstance(dimension, Choices)]
+    return (dict(zip(space.dimensions, values)) for values in itertools.product(*lists))
+
+
+def _sequence(space: Space) -> Iterator[Point]:
+    """A Sobol sequence; of choices alone, each point where it first comes, then those that have not come."""
+    if math.isinf(space.size):
+        yield from _sobol(space)
+    seen: set[str] = set()
+    drawn = itertools.islice(_sobol(space), min(REPEATS * int(space.size), MOST_DRAWN))
+    for point in itertools.chain(drawn, whole(space)):
+        if len(seen) == space.size:
+            return
+        if (known := repr(point)) not in seen:
+            seen.add(known)
+            yield point
+
+
+def _sobol(space: Space) -> Iterator[Point]:
+    """A Sobol sequence without its first point, which is a corner."""
     from scipy.stats import qmc  # slow to import, and only searches need it
 
     sequence = qmc.Sobol(len(space.dimensions), scramble=False)
-    sequence.fast_forward(1 + start)  # the first point of the sequence is a corner
-    return [space.at(map(float, positions)) for positions in sequence.random(count)]
+    sequence.fast_forward(1)
+    while True:
+        for positions in sequence.random(DRAWN_AT_ONCE):
+            yield space.at(map(float, positions))
 
 
 class Spread:
@@ -66,7 +97,8 @@ class Climb:
     """Optuna's tree-structured Parzen estimator, after some trials spread over the space.
 
     The study is a file in the folder. Proposals depend only on the trials before them, so an interrupted study
-    continues as if it had not been interrupted; trials that were proposed but not finished come first.
+    continues as if it had not been interrupted; trials that were proposed but not finished come first. Where there is
+    room for all points that were not tried yet, they are the next trials.
     """
 
     def __init__(self, space: Space, trials: int, folder: Path, batch: int) -> None:
@@ -105,7 +137,12 @@ class Climb:
         if self._known:
             known, self._known = self._known, []
             return known[: self._trials]
-        number = len(self._proposed())
+        proposed = self._proposed()
+        number = len(proposed)
+        if self._space.size <= self._trials:
+            tried = [point for _, point in proposed]
+            left = [point for point in spread(self._space, self._trials) if point not in tried]
+            return [self._add(point) for point in left[: max(self._trials - number, 0)]]
         if number < min(STARTUP, self._trials):
             return [self._add(point) for point in spread(self._space, min(STARTUP, self._trials) - number, number)]
         self._study.sampler = self._sampler(number)

@@ -33,11 +33,17 @@ def check_input(spec: RunSpec, space: Space, data_root: str | Path | None) -> Ta
     return tasks
 
 
-def describe(spec: RunSpec, space: Space, rule: str, settings: Any, graph: str, *, optuna: bool) -> dict[str, Any]:
-    """The record of a search on a graph with this mark, by which a resumed search is checked to be the same."""
+def describe(
+    spec: RunSpec, space: Space, rule: str, settings: Any, graph: str, *, optuna: bool, planned: int | None
+) -> dict[str, Any]:
+    """The record of a search on a graph with this mark, by which a resumed search is checked to be the same.
+
+    `planned` is the number of trials if a rule plans its own by it; other searches can go on with more.
+    """
     proposer = "optuna" if optuna and has_optuna() else "sobol"
     plain = {"spec": spec.as_dict(), "space": space.as_json(), "rule": rule, "rule_settings": settings}
-    return {**json.loads(json.dumps(plain)), "graph": graph, "proposer": proposer, "versions": versions()}
+    known = {"graph": graph, "proposer": proposer, "planned": planned, "versions": versions()}
+    return {**json.loads(json.dumps(plain)), **known}
 
 
 @contextmanager
@@ -68,6 +74,13 @@ def _saved(folder: Path, record: dict[str, Any], resume: bool) -> dict[str, Any]
         raise EvergraphError(f"{path} is damaged; name another folder with --out") from None
     if differ:
         raise EvergraphError(f"{folder} holds another search (other {', '.join(differ)}); name another with --out")
+    planned = saved.get("planned", record["planned"])  # earlier records do not say
+    if planned != record["planned"]:
+        rule = "one of its rules" if record["rule"] == "all" else record["rule"]
+        raise EvergraphError(
+            f"{folder} holds a search of {planned} trials, and {rule} plans its trials by their number; resume it with "
+            f"--trials {planned}, or name another folder with --out"
+        )
     known = saved.get("graph", record["graph"])  # earlier records name no graph
     check_same_graph(record["spec"]["source"], record["graph"], known, folder)
     if saved["proposer"] == "optuna" and not has_optuna():

@@ -73,7 +73,8 @@ def compare_rules(
     if not possible:
         raise EvergraphError(next(iter(reasons.values())))
     settings = {rule.name: dataclasses.asdict(rule) for rule in rules}
-    record = describe(spec, space, "all", settings, stream.graph_mark, optuna=False)
+    planned = trials if any(rule.proposes for rule in possible) else None
+    record = describe(spec, space, "all", settings, stream.graph_mark, optuna=False, planned=planned)
     with opened(Path(out), record, resume):
         search = Search(spec, space, trials, Path(out), jobs, engine, data_root, on_done=on_done)
         selections, full = _select(search, possible)

@@ -12,7 +12,7 @@ from evergraph.errors import DivergedError
 from evergraph.experiments.cells import Cell, run_cells
 from evergraph.experiments.engines import MakeEngine
 from evergraph.experiments.result_file import CELLS, known_result, read_results, write_results
-from evergraph.experiments.selection.proposals import Climb, Proposer, Spread
+from evergraph.experiments.selection.proposals import STUDY, Climb, Proposer, Spread
 from evergraph.experiments.selection.rule import SelectionRule, Trial
 from evergraph.experiments.selection.space import Point, Space
 from evergraph.experiments.specification import RunSpec
@@ -64,8 +64,9 @@ class Search:
         return math.ceil(self.jobs / len(self.spec.seeds))
 
     def proposer(self, rule: SelectionRule) -> Proposer:
-        """The proposer for a rule."""
-        if rule.climbs and self.with_optuna and self.space.size > self.budget:
+        """The proposer for a rule. A search that Optuna began goes on with it, even if all points can now be tried."""
+        begun = (self.folder / STUDY).exists()
+        if rule.climbs and self.with_optuna and (begun or self.space.size > self.budget):
             return Climb(self.space, self.budget, self.folder, self.at_once)
         return Spread(self.space, self.budget)
 

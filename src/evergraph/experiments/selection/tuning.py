@@ -68,13 +68,15 @@ def tune(
         jobs: number of parallel processes, each with one seed of a trial.
         engine: makes the engine that runs the trials, instead of processes on this machine.
         data_root: folder of the datasets.
-        resume: continue an interrupted search, possibly with more trials.
+        resume: continue an interrupted search, possibly with more trials; with as many under a rule that plans its
+            trials by their number (`stability-decay`).
         on_done: called after every trial.
     """
     space = space or Space.of(spec)
     tasks = check_input(spec, space, data_root)
     rule.check(spec, tasks, space, trials)
-    record = describe(spec, space, rule.name, dataclasses.asdict(rule), tasks.graph_mark, optuna=rule.climbs)
+    settings, planned = dataclasses.asdict(rule), trials if rule.proposes else None
+    record = describe(spec, space, rule.name, settings, tasks.graph_mark, optuna=rule.climbs, planned=planned)
     with opened(Path(out), record, resume) as with_optuna:
         search = Search(spec, space, trials, Path(out), jobs, engine, data_root, with_optuna, on_done)
         selection = rule.search(search)

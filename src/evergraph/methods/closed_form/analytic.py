@@ -50,7 +50,8 @@ class Analytic(MovingEncoder, TwoForms):
     solution, by Cholesky, equals that of joint training on the same features.
 
     Numbers may have any zero: for them the penalty is on W less the mean target as the weight of the constant feature,
-    so that a ridge pulls predictions to the mean of all tasks' targets, not to zero.
+    so that a ridge pulls predictions to the mean of all tasks' targets, not to zero. Below a GCN's last layer no
+    feature is constant, and predicted numbers should be near zero.
 
     Validation nodes have sums of their own. Heads solved from the training nodes alone are scored on them to choose
     the ridge and, if the model's features come in blocks, how much predictions are smoothed and whether the vote of

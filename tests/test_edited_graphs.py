@@ -1,0 +1,140 @@
+"""Graphs edited in place: nothing computed from their earlier contents is used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import nn
+
+import evergraph as eg
+from evergraph.core.edits import Contents
+from evergraph.core.sparse import SparseMatrix
+from evergraph.data.files import content_mark
+from evergraph.data.mapped import read_mapped, write_mapped
+
+Edit = Callable[[eg.Graph], None]
+
+
+class Plain(eg.GraphModel):
+    """A model without an input key: what it propagates is cached for it alone."""
+
+    def setup(self, in_channels: int, out_channels: int) -> None:
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.weight = nn.Parameter(torch.ones(in_channels, out_channels))
+
+    def logits(self, batch: object) -> torch.Tensor:
+        return batch.x @ self.weight
+
+    def inputs(self, graph: eg.Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple:
+        return operator @ graph.x if isinstance(graph.x, torch.Tensor) else operator @ graph.x.dense(), 0
+
+
+def negate_a_row(graph: eg.Graph) -> None:
+    values = graph.x.values if isinstance(graph.x, SparseMatrix) else graph.x[3]
+    values[:9].mul_(-5)
+
+
+def replace_features(graph: eg.Graph) -> None:
+    graph.x = graph.x.with_values(-graph.x.values) if isinstance(graph.x, SparseMatrix) else -graph.x
+
+
+def weigh_edges(graph: eg.Graph) -> None:
+    graph.adjacency.values[::2] = 7.0
+
+
+def redirect_edges(graph: eg.Graph) -> None:
+    graph.adjacency.indices.copy_((graph.adjacency.indices + 1) % graph.num_nodes)
+
+
+LEARNERS: dict[str, Callable[[], eg.Learner]] = {
+    "auto": lambda: eg.Learner(device="cpu"),
+    "analytic": lambda: eg.Learner(eg.RandomFeatures(hidden=40), eg.Analytic(), device="cpu"),
+    "gcn": lambda: eg.Learner(eg.GCN(hidden=8), epochs=2, method="finetune", device="cpu"),
+    "gin": lambda: eg.Learner(eg.GIN(hidden=8), epochs=2, method="finetune", device="cpu"),
+    "own": lambda: eg.Learner(Plain(), epochs=1, method="finetune", device="cpu"),
+}
+
+
+def with_words(graph: eg.Graph, sparse: bool) -> eg.Graph:
+    x = sp.csr_matrix(graph.x.clamp(min=0).numpy()) if sparse else graph.x.clone()
+    return eg.make_graph(x, graph.edge_index, graph.y, undirected=True)
+
+
+@pytest.mark.parametrize("edit", [negate_a_row, replace_features, weigh_edges, redirect_edges])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_predictions_read_the_contents_of_now(small_graph: eg.Graph, name: str, sparse: bool, edit: Edit) -> None:
+    graph = with_words(small_graph, sparse)
+    learner, nodes = LEARNERS[name](), torch.arange(graph.num_nodes)
+    learner.learn(eg.Task.of(graph))
+    before = learner.logits(graph, nodes).clone()
+    edit(graph)
+    after = learner.logits(graph, nodes)
+    afresh = SparseMatrix(*(part.clone() for part in graph.adjacency.parts()), graph.num_nodes)
+    x = graph.x.bare() if sparse else graph.x.clone()
+    torch.testing.assert_close(after, learner.logits(graph.altered(x=x, adjacency=afresh), nodes))
+    assert not torch.allclose(before, after)
+
+
+def test_an_unedited_graph_is_propagated_once(small_graph: eg.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, nodes = LEARNERS["gcn"](), torch.arange(3)
+    learner.learn(eg.Task.of(small_graph))
+    learner.predict(small_graph, nodes)
+    monkeypatch.setattr(eg.GCN, "inputs", lambda *_: pytest.fail("propagated again"))
+    small_graph.y[0] = -1  # labels are not among what is propagated
+    learner.predict(small_graph, nodes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_edits_of_the_tensor_that_a_graph_was_made_of_are_noticed(small_graph: eg.Graph, dtype: torch.dtype) -> None:
+    x = nn.Parameter(small_graph.x.to(dtype))
+    graph = eg.make_graph(x, small_graph.edge_index, small_graph.y)
+    cache = graph.cache
+    with torch.no_grad():
+        x[2] = 0
+    assert graph.x[2].tolist() == [0] * 8
+    assert graph.cache is not cache
+    assert not graph.x.requires_grad
+
+
+def test_a_graph_made_in_inference_mode_works(small_graph: eg.Graph) -> None:
+    with torch.inference_mode():
+        graph = eg.make_graph(small_graph.x + 0, small_graph.edge_index, small_graph.y)
+    learner = LEARNERS["gcn"]()
+    learner.learn(eg.Task.of(graph))
+    assert len(learner.predict(graph)) == graph.num_nodes
+
+
+def test_contents_are_known_by_tensor_and_edit() -> None:
+    one, other = torch.zeros(2), torch.zeros(2)
+    noted = Contents([one, other])
+    assert noted.are_those_of([one, other])
+    assert not noted.are_those_of([other, one])
+    assert not noted.are_those_of([one])
+    one.view(1, 2)[0, 0] = 1  # through a view
+    assert not noted.are_those_of([one, other])
+
+
+def test_a_task_edited_in_place_has_another_mark(small_graph: eg.Graph) -> None:
+    task = eg.Task.of(small_graph)
+    marks = [task.mark(), task.mark()]
+    task.graph.x[5] += 1
+    marks.append(task.mark())
+    task.train = task.train[1:]
+    marks.append(task.mark())
+    assert marks[0] == marks[1]
+    assert len(set(marks)) == 3
+    fresh = eg.Task.of(small_graph)
+    fresh.train = task.train
+    assert fresh.mark() == marks[-1]
+
+
+def test_the_hash_that_convert_wrote_is_not_that_of_an_edited_graph(small_graph: eg.Graph, tmp_path: Path) -> None:
+    graph, unedited = (read_mapped(write_mapped(small_graph, tmp_path / name)) for name in ("one", "other"))
+    graph.x[0] += 1
+    assert content_mark(graph) != content_mark(unedited)
+    assert eg.Task.of(graph).mark() != eg.Task.of(unedited).mark()
