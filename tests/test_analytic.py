@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import evergraph as eg
-from evergraph.core.sparse import SparseMatrix, as_dense
+from evergraph.core.sparse import SparseMatrix, as_dense, with_self_loops
 from evergraph.core.symmetric import packed_size, unpack
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
@@ -264,18 +264,20 @@ def test_a_node_that_says_nothing_is_told_by_its_neighbours(graph: Graph) -> Non
     assert torch.allclose(smoothed.exp().sum(1), torch.ones(graph.num_nodes, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("elsewhere", [(2, 0.0), (1, 0.0), (0, 0.5), (1, 0.25)])
+@pytest.mark.parametrize(
+    "elsewhere", [(2, 0.0), (1, 0.0), (0, 0.5), (1, 0.25), (2, 0.75, None, 0.25), (1, 0.0, None, 0.5)]
+)
 @pytest.mark.parametrize("doubt", [0.0, 1.0], ids=["judged", "as it stands"])
 @pytest.mark.parametrize("first", [False, True], ids=["the vote judges", "another head judges first"])
 def test_scores_are_the_same_with_features_at_hand_and_without(
-    graph: Graph, elsewhere: tuple[int, float], doubt: float, first: bool, monkeypatch: pytest.MonkeyPatch
+    graph: Graph, elsewhere: tuple[Any, ...], doubt: float, first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_prediction, "MISLED", -10.0)  # the vote always counts as misled
     model = eg.MixedFeatures(hidden=70)
     model.setup(graph.num_features, 6)
     generator = torch.Generator().manual_seed(1)
     head, vote, other, judge = (torch.randn(model.head.shape, generator=generator) for _ in range(4))
-    way = Way(other, *elsewhere, own=judge if first else None)
+    way = Way(other, *elsewhere)._replace(own=judge if first else None)  # type: ignore[arg-type]
     prediction = BlockPrediction(
         head=head, vote=vote, task_of_unit=torch.tensor([0, 0, 1, 1, 2, 2]), graph_features=model.graph_features,
         graph_scores=model.graph_scores, feature_scores=model.feature_scores, temperature=0.1,
@@ -288,13 +290,17 @@ def test_scores_are_the_same_with_features_at_hand_and_without(
     assert torch.equal(prediction.scores(x, adjacency, None), found)
     by_vote = dataclasses.replace(prediction, elsewhere=way._replace(own=None))
     judged_otherwise = first and doubt < 0.5 and elsewhere != (0, 0.0)
-    assert judged_otherwise != torch.equal(by_vote.scores(x, adjacency, features), found)
+    # BLAS sums a head in another order beside one head than beside two, which is not so on every processor
+    assert judged_otherwise != torch.allclose(by_vote.scores(x, adjacency, features), found, rtol=1e-3, atol=1e-3)
     assert first != (by_vote.key(model, torch.device("cpu")) == prediction.key(model, torch.device("cpu")))
     reading = prediction.reading(x, adjacency, features)
     scores = model.feature_scores(reading.features, reading.head)
     over = reading.smoothed_over
+    parts = [share * model.graph_scores(x, with_self_loops(edges), reading.head) for edges, share in reading.over]
+    assert len(parts) == (2 if len(elsewhere) > 2 and doubt < 0.5 else 1)
+    assert torch.allclose(torch.stack(parts).sum(0), scores, atol=1e-5)
     expected = scores / 0.1 if over is None else prediction.smooth(over, scores, reading.smoothing)
-    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)  # BLAS sums a head beside the vote in its own order
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("margin", "misled"), [(0.08, False), (0.12, True)])

@@ -66,7 +66,7 @@ def test_the_head_is_the_solution_with_logits_raised(graph: Graph, prior: str) -
     raised = [0.0] * 5
     if prior != "weights":
         raised = naive(prior, [size**-method.balance for size in sizes], sizes, [0, 0, 1, 1, 2])
-    expected = solved.clone()
+    expected = method._refined(model, solved, ("train", "val")).clone()
     expected[-1] += 0.1 / method.stretch_ * torch.tensor(raised, dtype=torch.float64)
     assert torch.allclose(model.output_weight(), expected, atol=1e-9)  # type: ignore[operator]
 
@@ -113,13 +113,19 @@ def test_where_own_features_say_nothing_scores_are_multiplied_and_no_edge_is_jud
         rows = rows_of(block_of_row, blocks)
         heads.append(method.solve([method._explained(model, blocks)[1]], ("train", "val"), rows)[0])
     solved = torch.stack(heads).mean(0)
+    method.smoothing_elsewhere_ = [0, 0, 0, 0, 50, 0]  # in a task's own graph smoothing pays
     way = method._prediction(model).elsewhere
-    assert way.judgements == 0
+    assert (way.judgements, way.smoothing) == (0, 0.0)
     assert torch.allclose(way.head, solved * method._log_worth().exp(), atol=1e-9)
-    method.own_explains_ = 1.0
+    method.own_explains_, method.votes_ = 1.0, False
+    method.own_within_ = {way: [0, 0] for way in method.own_within_}
     method.write(learner.problem, model)
+    assert method.elsewhere() == "smooth"
+    way = method._prediction(model).elsewhere
+    assert (way.judgements, way.smoothing, way.unjudged) == (2, 0.75, 1 / 3)
     method.smoothing = 0.0
-    assert method._prediction(model).elsewhere.judgements == (0 if method.elsewhere() == "own" else 2)
+    way = method._prediction(model).elsewhere
+    assert (way.judgements, way.smoothing, way.unjudged) == (2, 0.0, 1 / 3)
 
 
 def test_scores_fall_short_by_what_fits_all_validation_nodes_best(graph: Graph) -> None:

@@ -146,6 +146,10 @@ class Analytic(MovingEncoder, TwoForms):
     def conclude(self, model: GraphModel) -> None:
         """Choose the smoothing share with the largest net gain, and the vote if it costs no more than the premium."""
         self.smoothing_share_ = best_share(self.smoothing_counts_, self.smoothing)
+        self._conclude_voting()
+
+    def _conclude_voting(self) -> None:
+        """Choose the vote if it costs no more than the premium."""
         self.votes_ = bool(self.validated_) and self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
 
     def write(self, problem: Problem, model: GraphModel) -> None:
@@ -159,11 +163,16 @@ class Analytic(MovingEncoder, TwoForms):
         if in_blocks:
             self.vote_ = {head_name(model, head): self._vote(model, ridge, learned, final).to(head.dtype)}
             self._write_elsewhere(model)
+            final = self._refined(model, final, learned)
         head.copy_(self._prior_corrected(final))
 
     def _solved(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
         """Return the head on blocks of features by the current choices, solved from the sums of `parts`."""
         return self.solve([self.chosen_ridge()], parts, self._head_rows(model))[0]
+
+    def _refined(self, model: GraphModel, head: Tensor, parts: Sequence[str]) -> Tensor:
+        """Return the head after other heads, solved from the sums of `parts`, had their say; here the head itself."""
+        return head
 
     def _prior_corrected(self, head: Tensor) -> Tensor:
         """Return the head that makes decisions; here the solved head itself."""

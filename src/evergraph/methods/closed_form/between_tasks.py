@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Params
@@ -24,10 +25,14 @@ from evergraph.methods.closed_form.smoothing import best_share
 from evergraph.methods.closed_form.sums import HeadRequest
 from evergraph.methods.closed_form.trial import OnTrial
 from evergraph.methods.closed_form.two_forms import PARTS, TRAIN_ONLY
+from evergraph.methods.closed_form.within_tasks import with_class_differences
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 
-VOICES, BESIDE = "vote", "beside"  # the vote of all depths, and the vote of the head and own features
+VOICES, BESIDE = "vote", "beside"  # the vote of all depths, and the vote of the head, own features and this vote
+UNJUDGED = 1 / 3  # share of the features of the unweighted graph where mixed nodes decide
+WITHIN_TASKS = 0.5  # share of the head in telling the classes of one task apart, where other heads have a say
+BESIDE_VOICES = 3  # in the vote `BESIDE`
 JUDGE = "judge"  # where the vote decides: the head on own features that judges edges first if the vote is misled
 INFORMATIVE = 0.02  # share of the validation nodes' variance above which own features are informative
 SEPARATES_CLASSES = 0.25  # share above which they separate classes well enough to judge edges by, with a small ridge
@@ -64,7 +69,7 @@ class BetweenTasks(OnTrial):
 
     def _prior_corrected_vote(self, model: GraphModel, ways: dict[str, Tensor]) -> Tensor:
         """Return the vote that decides and judges edges: the logits of every voice are raised like those of a head."""
-        voices = 2 if self._voting() == BESIDE else len(self.voices(model))
+        voices = BESIDE_VOICES if self._voting() == BESIDE else len(self.voices(model))
         vote = ways[self._voting()].clone()
         vote[-1] += voices * self.temperature * self._log_worth().to(vote)
         return vote
@@ -73,7 +78,8 @@ class BetweenTasks(OnTrial):
         """Return which vote is used: `VOICES` or `BESIDE`.
 
         If own features separate a task's classes better than nodes mixed with their neighbours do, mixing hides
-        information about the node, and the head, which reads both separately, replaces the voices that mix.
+        information about the node. The head, which reads both separately, and own features are then voices of their
+        own, and the voices that mix are only a part of the third.
         """
         right, wrong = self.own_within_.get(MIXED, [0, 0])
         return BESIDE if self.chosen_ != MIXED and self.own_explains_ > SEPARATES_CLASSES and right > wrong else VOICES
@@ -139,18 +145,57 @@ class BetweenTasks(OnTrial):
         The given head is solved from the same sums. The voices are heads on nodes mixed with their neighbours, two
         steps and one, and on their own features.
         """
-        wanted = self._voice_requests(model, parts)
-        self.solve_ahead(wanted)
-        voices = [self.solve(*voice)[0] for voice in wanted]
-        weighted = [weight * voice for weight, voice in zip(self._voice_weights(model), voices)]
-        ways = {VOICES: torch.stack(weighted).sum(0), MIXED: voices[0]}
+        voices = self._solved_voices(model, parts)
+        together = self._weighted(model, voices)
+        ways = {VOICES: together, MIXED: voices[0]}
         if not self._own_features_informative():
             blended = [self._explaining(model, blocks, parts) for blocks in self._mixed_sets(model)]
             ways[MIXED] = torch.stack([self.solve(*each)[0] for each in blended]).mean(0)
         if self.own_:
             own = self.solve(*self._explaining(model, self._own(model), parts))[0]
-            ways |= {OWN: own, BESIDE: head + own}
+            ways |= {OWN: own, BESIDE: head + own + together / len(voices)}
         return ways
+
+    def _solved_voices(self, model: GraphModel, parts: Sequence[str]) -> list[Tensor]:
+        """Return the heads that the vote adds up, solved from the sums of `parts`."""
+        wanted = self._voice_requests(model, parts)
+        self.solve_ahead(wanted)
+        return [self.solve(*voice)[0] for voice in wanted]
+
+    def _weighted(self, model: GraphModel, voices: Sequence[Tensor]) -> Tensor:
+        """Return the vote of the voices."""
+        return torch.stack([weight * voice for weight, voice in zip(self._voice_weights(model), voices)]).sum(0)
+
+    # within tasks
+
+    def _refined(self, model: GraphModel, head: Tensor, parts: Sequence[str]) -> Tensor:
+        """Return the head with a say for other heads in the differences between the classes of one task.
+
+        The head has the set of blocks with most hits, most of which decide between tasks, by what neighbours reveal.
+        The heads that decide where edges join tasks do not rely on that, and are at least as good at telling the
+        classes of a task apart. Each is stretched to probabilities in units of the head's scores.
+        """
+        trained = self._beside_within(model, TRAIN_ONLY)
+        factors = [self._stretch(each, torch.nonzero(each.any(1)).reshape(-1)) / self.stretch_ for each in trained]
+        if not factors:
+            return head
+        stretched = [factor * each for factor, each in zip(factors, self._beside_within(model, parts))]
+        told = torch.lerp(torch.stack(stretched).mean(0), head, WITHIN_TASKS)
+        tasks = torch.tensor(self.task_of_unit_, device=head.device)
+        return with_class_differences(head, told, pad(tasks, (0, head.size(1) - tasks.numel()), value=-1))
+
+    def _beside_within(self, model: GraphModel, parts: Sequence[str]) -> list[Tensor]:
+        """Return the heads that tell classes of a task apart beside the head itself, solved from the sums of `parts`.
+
+        These are own features where they or the vote decide where edges join tasks, and the vote where it does.
+        """
+        way, found = self.elsewhere(), list[Tensor]()
+        if way in (VOICES, OWN):
+            found.append(self.solve(*self._explaining(model, self._own(model), parts))[0])
+        if way == VOICES:
+            voices = self._solved_voices(model, parts)
+            found.append(self._weighted(model, voices) / len(voices))
+        return found
 
     def _choose_voting(self, context: Context, head: Tensor) -> Tensor:
         """Count what chooses between the ways that may decide where edges join tasks; return the vote.
@@ -203,13 +248,13 @@ class BetweenTasks(OnTrial):
         if speaks and clearly_more(over_vote, OVER_VOTE) and clearly_more([right, wrong], OVER_MIXED):
             return OWN
         keeps_up = wrong - right <= BEHIND_MIXED * self.validated_
-        return "vote" if speaks and self.votes_ and keeps_up else MIXED
+        return VOICES if speaks and self.votes_ and keeps_up else MIXED
 
     def _write_elsewhere(self, model: GraphModel) -> None:
         """Solve and store the head for graphs with edges between tasks; if it is the vote, what may judge before it."""
         (name, vote), way = next(iter(self.vote_.items())), self.elsewhere()
         learned = PARTS if self.learn_validation else TRAIN_ONLY
-        if way == "vote":
+        if way == VOICES:
             separates = self.own_explains_ > SEPARATES_CLASSES
             self.elsewhere_ = {JUDGE: {name: self._own_judge(model, learned).to(vote.dtype)}} if separates else {}
             return
@@ -230,10 +275,9 @@ class BetweenTasks(OnTrial):
         head, judge = (next(iter(self.elsewhere_.get(each, {}).values()), None) for each in (way, JUDGE))
         if head is None:
             return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2, own=judge))
-        if (
-            way == OWN or not self._own_features_informative()
-        ):  # heads with the ridge that explains most: scores are probabilities
-            head = head * self._log_worth().exp().to(head)
-        share = best_share(self.smoothing_elsewhere_, self.smoothing) if way == MIXED else 0.0
-        judgements = 2 if way == MIXED and self._own_features_informative() and not share else 0
-        return dataclasses.replace(prediction, elsewhere=Way(head, judgements, share))
+        informative = self._own_features_informative()
+        if way == OWN or not informative:  # no edge is read, or nothing can judge them
+            head = head * self._log_worth().exp().to(head)  # the ridge explains most, so scores are probabilities
+            return dataclasses.replace(prediction, elsewhere=Way(head, 0))
+        share = best_share(self.smoothing_elsewhere_, self.smoothing)
+        return dataclasses.replace(prediction, elsewhere=Way(head, 2, share, unjudged=UNJUDGED))

@@ -39,14 +39,17 @@ class Way(NamedTuple):
         head: the head that reads the features.
         judgements: how often edges are judged and features computed over the weighted ones (better features judge
             better); with 0 the features are those of the unweighted graph.
-        smoothing: share of the neighbours' probabilities in the prediction, over the weighted edges; 0 for none.
+        smoothing: share of the neighbours' probabilities in the prediction, over the weighted edges, or (with
+            `unjudged`) over all, less the share of edges between tasks; 0 for none.
         own: head on own features that judges edges first where the vote is misled (`first_judged`); None for none.
+        unjudged: share of the features of the unweighted graph beside those over judged edges; 0 for the latter alone.
     """
 
     head: Tensor
     judgements: int
     smoothing: float = 0.0
     own: Tensor | None = None
+    unjudged: float = 0.0
 
     def own_heads(self) -> list[Tensor]:
         """Return the head on own features in a list, empty if there is none."""
@@ -59,14 +62,14 @@ class Reading(NamedTuple):
     Args:
         head: the head, or the vote.
         features: features of all nodes.
-        edges: the edges over which the features were computed.
+        over: the edges over which features were computed, and the share of these features; the shares sum to one.
         smoothed_over: the edges over which probabilities are smoothed; None if they are not.
         smoothing: share of the neighbours' probabilities.
     """
 
     head: Tensor
     features: Tensor
-    edges: SparseMatrix
+    over: list[tuple[SparseMatrix, float]]
     smoothed_over: SparseMatrix | None
     smoothing: float
 
@@ -110,7 +113,8 @@ class BlockPrediction:
         digest = hashlib.blake2b(digest_size=16)
         for tensor in (self.head, self.vote, self.elsewhere.head, *self.elsewhere.own_heads(), self.task_of_unit):
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-        rest = (self.temperature, self.smoothing, self.judges, self.doubt, self.elsewhere[1:3])
+        way = (self.elsewhere.judgements, self.elsewhere.smoothing, self.elsewhere.unjudged)
+        rest = (self.temperature, self.smoothing, self.judges, self.doubt, way)
         return f"{features()} {device} {self.head.dtype} {digest.hexdigest()} {rest}"
 
     def scores(
@@ -128,31 +132,41 @@ class BlockPrediction:
             return found.split([head.size(1) for head in heads], dim=1)
 
         way = self.elsewhere
-        own, vote, *judges = read(adjacency, self.head, self.vote, *way.own_heads())
+        unweighted = [way.head] if way.unjudged or not way.judgements else []
+        own, vote, *others = read(adjacency, self.head, self.vote, *unweighted, *way.own_heads())
         edges, share = self.weigh(adjacency, vote, joining) if self.judges else (adjacency, 0.0)
         if share <= FEW + self.doubt:
             return self.mixed(adjacency, own, self.smoothing)
-        edges = self.first_judged(adjacency, edges, share, judges, joining)
+        edges = self.first_judged(adjacency, edges, share, others[len(unweighted) :], joining)
         for _ in range(way.judgements - 1):
             (vote,) = read(edges, self.vote)
             edges, _ = self.weigh(adjacency, vote, joining)
-        (found,) = read(edges if way.judgements else adjacency, way.head)
+        (found,) = read(edges, way.head) if way.judgements else others[:1]
+        if way.unjudged:
+            found = torch.lerp(found, others[0], way.unjudged)
+            return self.mixed(adjacency, found, way.smoothing * (1 - share))
         return self.mixed(edges, found, way.smoothing)
 
     def reading(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Reading:
         """Return what `scores` are computed from: which head reads which features, and how they are smoothed."""
         weighted, share = self.judge(adjacency, features, joining) if self.judges else (adjacency, 0.0)
         if share <= FEW + self.doubt:
-            return Reading(self.head, features, adjacency, adjacency if self.smoothing else None, self.smoothing)
-        edges, way = adjacency, self.elsewhere
+            smoothed = adjacency if self.smoothing else None
+            return Reading(self.head, features, [(adjacency, 1.0)], smoothed, self.smoothing)
+        way, unweighted, over = self.elsewhere, features, [(adjacency, 1.0)]
         judges = [self.feature_scores(features, judge) for judge in way.own_heads()]
         weighted = self.first_judged(adjacency, weighted, share, judges, joining)
         projected: dict[int, Tensor] | None = {} if way.judgements > 1 else None
         for judgement in range(way.judgements):
             if judgement:
                 weighted, _ = self.judge(adjacency, features, joining)
-            features, edges = self.graph_features(x, with_self_loops(weighted), projected), weighted
-        return Reading(way.head, features, edges, weighted if way.smoothing else None, way.smoothing)
+            features, over = self.graph_features(x, with_self_loops(weighted), projected), [(weighted, 1.0)]
+        smoothed, smoothing = weighted, way.smoothing
+        if way.unjudged:
+            features = torch.lerp(features, unweighted, way.unjudged)
+            over = [(weighted, 1 - way.unjudged), (adjacency, way.unjudged)]
+            smoothed, smoothing = adjacency, way.smoothing * (1 - share)
+        return Reading(way.head, features, over, smoothed if smoothing else None, smoothing)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Return the softmax over the units in use."""

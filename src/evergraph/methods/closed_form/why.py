@@ -14,6 +14,7 @@ from evergraph.errors import EvergraphError
 from evergraph.methods.base import View
 from evergraph.methods.closed_form.block_prediction import BlockPrediction, Reading
 from evergraph.methods.closed_form.columns import as_outputs
+from evergraph.models.score_pieces import Piece
 
 
 @dataclass
@@ -62,13 +63,15 @@ def reasons(
         raise EvergraphError(
             f"{type(view.model).__name__} does not say what carries a score; use random features (auto)"
         )
-    node, edges = int(view.nodes[0]), view.graph.adjacency
+    node, over = int(view.nodes[0]), [(view.graph.adjacency, 1.0)]
     if whole is not None:
-        head, edges = whole[1].head.detach(), whole[1].edges.to("cpu")
+        head, over = whole[1].head.detach(), whole[1].over
     weights = head[:, units[0]] - (head[:, units[1]] if len(units) > 1 else 0)
     zero, one = as_outputs(view.problem, torch.tensor([0.0, 1.0], dtype=torch.float64), temperature).tolist()
-    constant, pieces = pieces_of(view.graph.x, with_self_loops(edges), node, weights * (one - zero))
-    constant += zero if len(units) == 1 else 0.0
+    constant, pieces = zero if len(units) == 1 else 0.0, list[Piece]()
+    for edges, share in over:
+        held, some = pieces_of(view.graph.x, with_self_loops(edges.to("cpu")), node, share * weights * (one - zero))
+        constant, pieces = constant + held, pieces + some
     nodes, by_node = torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.float64)
     by_depth: dict[int, float] = {}
     by_feature = torch.zeros(view.graph.num_features, dtype=torch.float64)
