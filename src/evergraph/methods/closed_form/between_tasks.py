@@ -149,8 +149,7 @@ class BetweenTasks(OnTrial):
         together = self._weighted(model, voices)
         ways = {VOICES: together, MIXED: voices[0]}
         if not self._own_features_informative():
-            blended = [self._explaining(model, blocks, parts) for blocks in self._mixed_sets(model)]
-            ways[MIXED] = torch.stack([self.solve(*each)[0] for each in blended]).mean(0)
+            ways[MIXED] = self._mixed_head(model, parts)
         if self.own_:
             own = self.solve(*self._explaining(model, self._own(model), parts))[0]
             ways |= {OWN: own, BESIDE: head + own + together / len(voices)}
@@ -203,8 +202,8 @@ class BetweenTasks(OnTrial):
         In a task's own graph neighbours give the task away, but not where edges join tasks. What neighbours reveal
         about the class is what remains when only the task's own classes compete.
         """
-        ways = self._ways(context.model, TRAIN_ONLY, head)
-        self.smoothing_elsewhere_ = self._count_smoothing(context, ways[MIXED], self.smoothing_elsewhere_)
+        ways, mixed = self._ways(context.model, TRAIN_ONLY, head), self._mixed_head(context.model, TRAIN_ONLY)
+        self.smoothing_elsewhere_ = self._count_smoothing(context, mixed, self.smoothing_elsewhere_)
         units = torch.nonzero(self._arrived(context)).reshape(-1)
         if OWN in ways and units.numel() > 1:
             hits = dict(zip(ways, validation_hits(context, list(ways.values()), units)))
@@ -258,16 +257,31 @@ class BetweenTasks(OnTrial):
             separates = self.own_explains_ > SEPARATES_CLASSES
             self.elsewhere_ = {JUDGE: {name: self._own_judge(model, learned).to(vote.dtype)}} if separates else {}
             return
-        ways = self._ways(model, learned, vote)  # the way that reads the head is not used
-        self.elsewhere_ = {way: {name: ways[way].to(vote.dtype)}} if way in ways else {}
+        if way == MIXED:
+            self.elsewhere_ = {MIXED: {name: self._mixed_head(model, learned).to(vote.dtype)}}
+            return
+        own = self.solve(*self._explaining(model, self._own(model), learned))[0]
+        self.elsewhere_ = {OWN: {name: own.to(vote.dtype)}}
 
     def _own_judge(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
-        """Return the head on own features that judges edges if the vote is misled: its scores are probabilities."""
-        own = self._own(model)
-        trained, wanted = (self._explaining(model, own, each) for each in (TRAIN_ONLY, parts))
-        judge = self._stretch(self.solve(*trained)[0], trained.rows) * self.solve(*wanted)[0]
-        judge[-1] += self.temperature * self._log_worth().to(judge)
-        return judge
+        """Return the head on own features that judges edges if the vote is misled."""
+        return self._raised(*(self._explaining(model, self._own(model), each) for each in (TRAIN_ONLY, parts)))
+
+    def _mixed_head(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
+        """Return the head on nodes mixed with their neighbours that decides where edges join tasks.
+
+        If nothing can judge these edges, it is the mean of two depths, and `_prediction` corrects it for the prior.
+        """
+        if not self._own_features_informative():
+            blended = [self._explaining(model, blocks, parts) for blocks in self._mixed_sets(model)]
+            return torch.stack([self.solve(*each)[0] for each in blended]).mean(0)
+        return self._raised(*(self._voice_requests(model, each)[0] for each in (TRAIN_ONLY, parts)))
+
+    def _raised(self, trained: HeadRequest, wanted: HeadRequest) -> Tensor:
+        """Return a head stretched to probabilities, by its scores if `trained` alone, with logits raised by `prior`."""
+        head = self._stretch(self.solve(*trained)[0], trained.rows) * self.solve(*wanted)[0]
+        head[-1] += self.temperature * self._log_worth().to(head)
+        return head
 
     def _prediction(self, model: GraphModel) -> BlockPrediction:
         """Return the prediction of `analytic`, with the chosen way for graphs with edges between tasks."""
