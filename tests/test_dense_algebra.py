@@ -67,6 +67,45 @@ def test_a_product_is_the_same_whatever_the_number_of_threads(dtype: torch.dtype
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("columns", [1, 15, 33, 128])
+def test_a_narrow_product_is_the_product_in_float64(dtype: torch.dtype, columns: int) -> None:
+    """Its kernel is about as exact as BLAS, gives the same bits with any number of threads, and reads rows far apart."""
+    before, generator = torch.get_num_threads(), torch.Generator().manual_seed(columns)
+    whole = torch.randn(2500, 1300, generator=generator, dtype=torch.float64).to(dtype)
+    right = torch.randn(1000, columns, generator=generator, dtype=torch.float64).to(dtype)
+    lefts = {"rows": whole[:, :1000], "every other row": whole[::2, 7:1007], "columns": whole[:1000].T[:1300]}
+    try:
+        for name, left in lefts.items():
+            found = []
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                found.append(product(left, right))
+            expected = left.double() @ right.double()
+            error, ordinary = ((each.double() - expected).abs().max() for each in (found[0], left @ right))
+            assert torch.equal(*found), name
+            assert error <= 10 * ordinary + 1e-12, name
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_large_symmetric_product_is_the_same_whatever_the_number_of_threads() -> None:
+    """It is divided into jobs, and each entry of the lower triangle is read for both triangles."""
+    before, found = torch.get_num_threads(), []
+    whole = torch.randn(1400, 1400, dtype=torch.float64)
+    matrices, rows = [whole + whole.T, whole @ whole.T], torch.cat([torch.tensor([1399]), torch.arange(20, 1390)])
+    columns = torch.randn(rows.numel(), 16, dtype=torch.float64)
+    sums = SymmetricSum([pack(matrix) for matrix in matrices], rows)
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(sums.product(columns))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+    assert torch.allclose(found[0], sum(matrices)[rows][:, rows] @ columns, rtol=1e-9)
+
+
 @pytest.mark.parametrize("paths", [BLAS, PLAIN], ids=["blas", "plain"])
 @pytest.mark.parametrize("share", [0.01, 1.0], ids=["words", "dense"])
 def test_an_outer_product_is_the_product(share: float, paths: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +224,26 @@ def test_jobs_side_by_side_return_what_they_return_one_by_one() -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(one, two) for one, two in zip(*found))
+
+
+def test_a_thread_without_jobs_takes_on_those_of_another_job() -> None:
+    """The two jobs of the long job wait for each other, so they return only if two threads run them."""
+    before, together = torch.get_num_threads(), threading.Barrier(2)
+
+    def long() -> list[int]:
+        return side_by_side([lambda: together.wait(30) * 0 + 1, lambda: together.wait(30) * 0 + 2, lambda: 3])
+
+    def failing() -> list[int]:
+        return side_by_side([lambda: 1, lambda: 1 // 0, lambda: 2])
+
+    try:
+        torch.set_num_threads(2)
+        assert side_by_side([long, lambda: []]) == [[1, 2, 3], []]
+        for _ in range(20):
+            with pytest.raises(ZeroDivisionError):
+                side_by_side([failing, failing, failing])
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.long])

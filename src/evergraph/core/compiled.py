@@ -236,6 +236,19 @@ class Kernels:
         further = (None, None) if flipped is None else (address(flipped[1]), address(flipped[0]))
         self._library.times(*sizes, address(matrix), step, address(columns), address(out), *further)
 
+    def product(self, matrix: np.ndarray, columns: np.ndarray, out: np.ndarray) -> None:
+        """Write A X to `out`, which has the type of both; the rows of A are contiguous.
+
+        A narrow product reads each number of A once, where a general one copies A into another order first.
+        """
+        for start in range(0, columns.shape[1], LINES * LINE // columns.itemsize):
+            some = slice(start, start + LINES * LINE // columns.itemsize)
+            few = few_columns(columns[:, some], columns.dtype)
+            assert few is not None
+            found = np.zeros((len(matrix), few.shape[1]), dtype=few.dtype)
+            self.add_product(found, matrix, few)
+            out[:, some] = found[:, : out[:, some].shape[1]]
+
     def solve(self, factor: np.ndarray, columns: np.ndarray) -> None:
         """Overwrite B, padded by `few_columns`, with (L Lᵀ)⁻¹ B; L is read from the lower triangle of `factor`.
 
@@ -244,6 +257,9 @@ class Kernels:
         sizes = (ctypes.c_int64(number) for number in (columns.shape[1] * columns.itemsize // LINE, len(factor)))
         step = ctypes.c_int64(factor.strides[0] // factor.itemsize)
         self._library.solve(*sizes, address(factor), step, address(columns))
+
+
+LINES = 2  # cache lines of columns that are multiplied at once: their sums just fill the registers
 
 
 def few_columns(columns: np.ndarray, kind: np.dtype[Any]) -> np.ndarray | None:

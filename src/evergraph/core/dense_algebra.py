@@ -6,7 +6,7 @@ as much as one in float64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core import lapack, large
+from evergraph.core.compiled import kernels
 from evergraph.core.shared_factor import (
     CLOSE,
     ShiftedSystem,
@@ -31,10 +32,12 @@ from evergraph.core.shortcuts import fast
 from evergraph.core.side_by_side import WORTH_SHARING, blas_threads, side_by_side
 from evergraph.core.symmetric import Panel, SymmetricSum, pack, packed_size, panels
 
+NARROW, TALL = 128, 64  # columns up to which a product takes a kernel of its own, and rows from which it does
 ROWS = 1024  # rows of a product that are computed by one thread
 SMALL = 512  # rows of a matrix up to which float64 is as fast
 EXACT = 1e-8  # relative error of a solution
 SLOW = 0.1  # share of the error that a refinement may leave; beyond it, float32 is too inexact
+ACROSS = 1024  # columns of a panel that are computed at once: they are added to the total from the cache
 SPARSE = 0.03  # share of nonzero entries up to which a product is formed from these alone
 
 
@@ -60,13 +63,22 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     if not by_blas(left, right):
         return left @ right
     factor, other, work = left.detach().numpy(), right.detach().numpy(), left.numel() * right.size(1)
+    multiply = _narrow_product(factor, other) or np.matmul
+    found = large.array((len(factor), other.shape[1]), factor.dtype)
     if work <= WORTH_SHARING:
         with blas_threads(work):
-            return torch.from_numpy(factor @ other)
-    found = large.array((len(factor), other.shape[1]), factor.dtype)
+            multiply(factor, other, out=found)
+        return torch.from_numpy(found)
     pieces = [slice(start, start + ROWS) for start in range(0, len(factor), ROWS)]  # whatever the number of threads
-    side_by_side([partial(np.matmul, factor[piece], other, out=found[piece]) for piece in pieces])
+    side_by_side([partial(multiply, factor[piece], other, out=found[piece]) for piece in pieces])
     return torch.from_numpy(found)
+
+
+def _narrow_product(left: np.ndarray, right: np.ndarray) -> Callable[..., None] | None:
+    """Return a kernel that multiplies these matrices faster than BLAS does; None if there is none."""
+    suits = 0 < right.shape[1] <= NARROW and len(left) >= TALL and left.strides[1] == left.itemsize
+    compiled = kernels(lapack.TYPES[left.dtype], torch.int64) if suits and left.strides[0] > 0 else None
+    return compiled.product if compiled is not None else None
 
 
 def outer_product(rows: Tensor) -> Tensor:
@@ -145,16 +157,20 @@ def _add_panel(total: np.ndarray | None, rows: np.ndarray, sign: int, found: np.
         own = np.ascontiguousarray(own)
     corner = np.triu(lapack.rank_update(own))
     corner += np.triu(corner, 1).T
-    if total is None and found.dtype == rows.dtype:
-        np.matmul(own.T, rows[:, :start], out=found[:, :start])
-        found[:, start:] = corner
-        return
-    left = own.T @ rows[:, :start]
-    for place, new in ((slice(start), left), (slice(start, stop), corner)):
-        if total is None:
-            found[:, place] = new
-        else:
-            (np.add if sign > 0 else np.subtract)(total[:, place], new, out=found[:, place])
+    _put(total, corner, sign, found, slice(start, stop))
+    room = np.empty((len(found), min(start, ACROSS)), dtype=rows.dtype)
+    for first in range(0, start, ACROSS):
+        place = slice(first, min(first + ACROSS, start))
+        new = room[:, : place.stop - first]
+        _put(total, np.matmul(own.T, rows[:, place], out=new), sign, found, place)
+
+
+def _put(total: np.ndarray | None, new: np.ndarray, sign: int, found: np.ndarray, place: slice) -> None:
+    """Write total + sign · new to some columns of `found`; a total of None is zero."""
+    if total is None:
+        found[:, place] = new
+    else:
+        (np.add if sign > 0 else np.subtract)(total[:, place], new, out=found[:, place])
 
 
 class Solution(NamedTuple):
@@ -223,37 +239,40 @@ def _by_one_factor(
 
     Each comes with whether it is exact. `wanted` has the targets that are not zero.
     """
-    first, found = systems[0], dict[int, tuple[np.ndarray, bool]]()
+    first = systems[0]
     factor = first.matrix.single_triangle(first.shift)
     if not lapack.factorize(factor):
-        return found
+        return {}
 
-    def refine(places: Sequence[int], solve: Solver) -> bool:
+    def refine(places: Sequence[int], solve: Solver) -> dict[int, tuple[np.ndarray, bool]]:
         """Solve systems of one matrix exactly, if refinements allow it."""
         shifts = np.repeat([systems[place].shift for place in places], wanted[places[0]].shape[1])
         some = _refined(systems[places[0]].matrix, shifts, np.hstack([wanted[p] for p in places]), solve, error)
-        if some is not None:
-            found.update({p: (one, True) for p, one in zip(places, np.split(some, len(places), axis=1))})
-        return some is not None
+        parts = [] if some is None else np.split(some, len(places), axis=1)
+        return {place: (one, True) for place, one in zip(places, parts)}
 
-    if not refine([0], partial(lapack.solve_factorized, factor)):
-        return found
-    others = range(1, len(systems))
+    def roughly(places: Sequence[int], leading: np.ndarray) -> dict[int, tuple[np.ndarray, bool]]:
+        differences = [systems[place].shift - first.shift for place in places]
+        some = rough_solutions(leading, differences, wanted[places[0]])
+        return {place: (one, False) for place, one in zip(places, some or [])}
+
+    if not (found := refine([0], partial(lapack.solve_factorized, factor))):
+        return {}
+    others, jobs = range(1, len(systems)), list[Callable[[], dict[int, tuple[np.ndarray, bool]]]]()
     close = [place for place in others if ratio(first, systems[place]) <= CLOSE]
-    far = [place for place in others if place not in close]
-    for place in close:
-        leading = factor[: systems[place].matrix.size, : systems[place].matrix.size]
-        refine([place], partial(lapack.solve_factorized, leading))
-    for places in by_size(systems, far):
+    for places in by_size(systems, [place for place in others if place not in close]):
         leading = factor[: systems[places[0]].matrix.size, : systems[places[0]].matrix.size]
         exact, rough = ([place for place in places if systems[place].rough == wish] for wish in (False, True))
         if exact:
             each = np.repeat([systems[place].shift - first.shift for place in exact], wanted[exact[0]].shape[1])
-            refine(exact, nearby_solver(leading, each))
+            jobs.append(partial(refine, exact, nearby_solver(leading, each)))
         if rough:
-            differences = [systems[place].shift - first.shift for place in rough]
-            some = rough_solutions(leading, differences, wanted[rough[0]])
-            found |= {place: (one, False) for place, one in zip(rough, some or [])}
+            jobs.append(partial(roughly, rough, leading))
+    for place in close:
+        leading = factor[: systems[place].matrix.size, : systems[place].matrix.size]
+        jobs.append(partial(refine, [place], partial(lapack.solve_factorized, leading)))
+    for some in side_by_side(jobs):
+        found |= some
     return found
 
 

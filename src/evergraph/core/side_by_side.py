@@ -1,7 +1,8 @@
 """How work is divided among cores: threads within one BLAS product, or jobs side by side with one thread each.
 
 Several products at once make better use of cores than threads within one, which wait for each other after every panel.
-The number of threads is torch's.
+Jobs of unequal length may divide their own work into jobs, which threads that have run out of jobs take on. The number
+of threads is torch's.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from threading import Lock, local
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from threadpoolctl import ThreadpoolController
 
 ONE = 2e6  # multiplications: enough to set a limit, too few to share, so that BLAS gets one thread
 LITTLE = 1e6  # multiplications up to which BLAS uses one thread anyway
-WORTH_SHARING = 3e8  # multiplications above which threads share them: a few milliseconds of one thread
+WORTH_SHARING = 1e8  # multiplications above which threads share them: a millisecond or two of one thread
 
 Result = TypeVar("Result")
 
@@ -33,7 +34,7 @@ def controller() -> ThreadpoolController:
 _lock = Lock()
 _limits = list[int]()  # of each computation under way
 _before = list[Any]()  # restores the limits that others had set, while a computation is under way
-_here = local()  # whether this thread is running a job
+_here = local()  # `pool`: the threads of which this one is running a job; None if it is not
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def blas_threads(work: float) -> Iterator[None]:
     are restored when all have ended. A job of `side_by_side` always has one thread. Overflow raises no warning, since
     it shows in the result.
     """
-    alone = work > LITTLE and not getattr(_here, "in_job", False)
+    alone = work > LITTLE and getattr(_here, "pool", None) is None
     limit = torch.get_num_threads() if work > WORTH_SHARING else 1
     if alone:
         _begin(limit)
@@ -78,21 +79,34 @@ def _end(limit: int) -> None:
 def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
     """Run jobs, as many at once as torch has threads, each with one BLAS thread; return their results.
 
-    Jobs should use numpy and scipy, since torch counts its own threads separately in each thread. Results do not depend
-    on how many jobs run at once.
+    Jobs should use numpy and scipy, since torch counts its own threads separately in each thread. Within a job, further
+    jobs run in this thread, and in those that have no job left. Results do not depend on how many jobs run at once.
     """
-    workers = min(torch.get_num_threads(), len(jobs))
     with blas_threads(ONE):
-        if workers < 2 or getattr(_here, "in_job", False):
+        if (pool := getattr(_here, "pool", None)) is not None:
+            return _shared(pool, jobs)
+        workers = min(torch.get_num_threads(), len(jobs))
+        if workers < 2:
             return [job() for job in jobs]  # a job that is alone may ask for more threads
         with ThreadPoolExecutor(workers) as pool:
-            return list(pool.map(_carried_out, jobs))
+            return list(pool.map(partial(_carried_out, pool), jobs))
 
 
-def _carried_out(job: Callable[[], Result]) -> Result:
-    _here.in_job = True
+def _shared(pool: ThreadPoolExecutor, jobs: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Run the jobs of a job, each here unless another thread has taken it on before its turn."""
+    offered = [pool.submit(_carried_out, pool, job) for job in jobs]
+    try:
+        here = {number: job() for number, job in enumerate(jobs) if offered[number].cancel()}
+        return [here[number] if number in here else offer.result() for number, offer in enumerate(offered)]
+    finally:
+        for offer in offered:
+            offer.cancel()
+
+
+def _carried_out(pool: ThreadPoolExecutor, job: Callable[[], Result]) -> Result:
+    _here.pool = pool
     try:
         with np.errstate(over="ignore", invalid="ignore"):  # of this thread
             return job()
     finally:
-        _here.in_job = False
+        _here.pool = None

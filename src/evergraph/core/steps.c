@@ -276,15 +276,15 @@ INLINE void add_few(const int groups, const int high, const int narrow, const RE
     }
 }
 
-/* `high` rows of out += A X. */
+/* `high` rows of out += A X; they are summed apart and then added, which is more accurate than one long sum. */
 INLINE void times_rows(const int groups, const int high, const int narrow, int64_t count, const void *matrix,
                        int64_t first, int64_t step, const REAL *columns, REAL *out) {
     Lanes sums[HELD + MOST];
 #pragma GCC unroll 16
-    for (int k = 0; k < high * groups; k++) sums[k] = *(Lanes *)(out + k * LANES);
+    for (int k = 0; k < high * groups; k++) sums[k] = (Lanes){0};
     add_few(groups, high, narrow, 1, count, matrix, first, step, columns, sums);
 #pragma GCC unroll 16
-    for (int k = 0; k < high * groups; k++) *(Lanes *)(out + k * LANES) = sums[k];
+    for (int k = 0; k < high * groups; k++) *(Lanes *)(out + k * LANES) += sums[k];
 }
 
 /* out[j] += sum of matrix[r, j] * rows[r] over `high` rows: A' Y for some rows of A. */

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +19,10 @@ from torch import Tensor
 
 from evergraph.core import large
 from evergraph.core.compiled import Kernels, few_columns, kernels
+from evergraph.core.side_by_side import WORTH_SHARING, side_by_side
 
 PANEL = 256  # rows of a panel
+JOBS = 4  # into which the product of a large matrix with few columns is divided
 FEW_RUNS = 16  # runs of contiguous rows up to which blocks are read in place; beyond, they are gathered
 
 
@@ -205,11 +208,14 @@ class SymmetricSum:
         found = large.array((self.size, self.size), np.dtype(np.float32))
         for blocks in zip(*(self._blocks(part) for part in self.parts), strict=True):
             down, across, _, _ = blocks[0]
-            first, *others = (block.entries.numpy() for block in blocks)
-            entries = sum(others, first)
+            *others, last = (block.entries.numpy() for block in blocks)
+            place = found[down.place, across.place]
             if down.start < across.start:  # rows are not ascending
-                down, across, entries = across, down, entries.T
-            found[down.place, across.place] = entries
+                place = found[across.place, down.place].T
+            if others:
+                np.add(sum(others), last, out=place, casting="same_kind")  # in pieces, without a matrix for the sum
+            else:
+                place[...] = last
         np.fill_diagonal(found, self.diagonal().numpy() + shift)
         return found
 
@@ -239,13 +245,24 @@ class SymmetricSum:
         return found
 
     def _times_few(self, compiled: Kernels, columns: np.ndarray) -> np.ndarray:
-        """`times` for few columns: every entry is read once, for both triangles."""
-        found = np.zeros_like(columns)
-        for part in self.parts:
-            for down, across, entries, in_diagonal in self._blocks(part):
+        """`times` for few columns: every entry is read once, for both triangles.
+
+        The blocks of a large matrix are divided into a few jobs, as many whatever the number of threads.
+        """
+        blocks = [block for part in self.parts for block in self._blocks(part)]
+        jobs = min(JOBS, len(blocks)) if self.size**2 * columns.shape[1] > WORTH_SHARING / 4 else 1
+
+        def some(first: int) -> np.ndarray:
+            found = np.zeros_like(columns)
+            for down, across, entries, in_diagonal in blocks[first::jobs]:
                 flipped = None if in_diagonal else (found[across.place], columns[down.place])
                 compiled.add_product(found[down.place], entries.numpy(), columns[across.place], flipped)
-        return found
+            return found
+
+        total, *others = side_by_side([partial(some, first) for first in range(jobs)]) if jobs > 1 else [some(0)]
+        for other in others:
+            total += other
+        return total
 
     def _blocks(self, part: Tensor) -> Iterator[Block]:
         """The blocks of the lower triangle among the selected rows; diagonal blocks come whole."""
