@@ -6,6 +6,7 @@ import functools
 import math
 import threading
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -244,6 +245,38 @@ def test_a_thread_without_jobs_takes_on_those_of_another_job() -> None:
                 side_by_side([failing, failing, failing])
     finally:
         torch.set_num_threads(before)
+
+
+def test_what_a_job_refers_to_is_free_once_its_own_jobs_are_done() -> None:
+    """Though the other thread is busy, so that what the job offered to it is still in the queue."""
+
+    class Matrix:
+        pass
+
+    before, done, gone = torch.get_num_threads(), threading.Event(), list[bool]()
+
+    def first() -> None:
+        for _ in range(3):
+            matrix = Matrix()
+            alive = weakref.ref(matrix)
+            side_by_side([functools.partial(repr, matrix), functools.partial(repr, matrix)])
+            del matrix
+            gone.append(alive() is None)
+        done.set()
+
+    try:
+        torch.set_num_threads(2)
+        side_by_side([first, lambda: done.wait(30)])
+    finally:
+        torch.set_num_threads(before)
+    assert gone == [True] * 3
+
+
+def test_products_that_do_not_fit_are_errors() -> None:
+    left = torch.ones(100, 50)
+    for right in (torch.ones(40, 5), torch.ones(50, 5, dtype=torch.float64)):
+        with pytest.raises(RuntimeError):
+            product(left, right)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.long])

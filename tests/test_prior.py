@@ -113,16 +113,16 @@ def test_where_own_features_say_nothing_scores_are_multiplied_and_no_edge_is_jud
         rows = rows_of(block_of_row, blocks)
         heads.append(method.solve([method._explained(model, blocks)[1]], ("train", "val"), rows)[0])
     solved = torch.stack(heads).mean(0)
-    method.smoothing_elsewhere_ = [0, 0, 0, 0, 50, 0]  # in a task's own graph smoothing pays
+    method.smoothing_elsewhere_ = [0, 0, 0, 0, 50, 0]  # among a task's own classes smoothing pays
     way = method._prediction(model).elsewhere
-    assert (way.judgements, way.smoothing) == (0, 0.0)
+    assert (way.judgements, way.smoothing, way.unjudged, way.smoothing_over_all(0.4)) == (0, 0.75, 1.0, 0.75)
     assert torch.allclose(way.head, solved * method._log_worth().exp(), atol=1e-9)
     method.own_explains_, method.votes_ = 1.0, False
     method.own_within_ = {way: [0, 0] for way in method.own_within_}
     method.write(learner.problem, model)
     assert method.elsewhere() == "smooth"
     way = method._prediction(model).elsewhere
-    assert (way.judgements, way.smoothing, way.unjudged) == (2, 0.75, 1 / 3)
+    assert (way.judgements, way.smoothing, way.unjudged, way.smoothing_over_all(0.4)) == (2, 0.75, 1 / 3, 0.75 * 0.6)
     method.smoothing = 0.0
     way = method._prediction(model).elsewhere
     assert (way.judgements, way.smoothing, way.unjudged) == (2, 0.0, 1 / 3)

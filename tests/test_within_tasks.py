@@ -8,6 +8,10 @@ from torch import Tensor
 
 import evergraph as eg
 from evergraph.data.datasets.sbm import sbm
+from evergraph.methods.base import Context
+from evergraph.methods.closed_form.analytic import HELD_OUT
+from evergraph.methods.closed_form.smoothing import shares_up_to, with_changes
+from evergraph.methods.closed_form.two_forms import TRAIN_ONLY
 from evergraph.methods.closed_form.within_tasks import with_class_differences
 
 
@@ -79,3 +83,72 @@ def test_accuracy_on_a_tasks_own_graph_rises_with_it() -> None:
         method.write(learner.problem, learner.model)
         gain -= learner.evaluate(eg.TaskStream(graph, 2, seed=seed), test_graph="task").ap
     assert gain > 1
+
+
+def test_smoothing_elsewhere_is_counted_among_the_task_s_own_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a loop over validation nodes: right and wrong among the classes that the task brought."""
+    graph = sbm(nodes=150, classes=6, degree=6, homophily=0.7, features=5, signal=0.6, seed=4)
+    seen = list[tuple[Context, torch.Tensor, list[int]]]()
+    whole = eg.Auto._count_smoothing
+
+    def record(
+        self: eg.Auto, context: Context, head: Tensor, counts: list[int], units: Tensor | None = None
+    ) -> list[int]:
+        if units is not None:
+            scores = context.batcher.x.double() @ head  # type: ignore[union-attr,operator]
+            prediction, expected = self._prediction(context.model), list[int]()
+            assert set(units.tolist()) == set(context.batcher.y[context.task.train].tolist())
+            adjacency = context.task.graph.adjacency.to(torch.float64)
+            for share in shares_up_to(self.smoothing):
+                mixed, changes = prediction.smooth(adjacency, scores, share), [0, 0]
+                for node in context.task.val.tolist():
+                    best = [max(units.tolist(), key=lambda unit, z=z: z[node, unit]) for z in (scores, mixed)]
+                    before, after = (unit == int(context.batcher.y[node]) for unit in best)
+                    changes[0] += after and not before
+                    changes[1] += before and not after
+                expected += changes
+            found = whole(self, context, head, [], units)
+            assert found == expected
+            seen.append((context, units, found))
+        return whole(self, context, head, counts, units)
+
+    monkeypatch.setattr(eg.Auto, "_count_smoothing", record)
+    learner = eg.Learner(eg.MixedFeatures(hidden=70), eg.Auto(), dtype=torch.float64, device="cpu")
+    method = learner.fit(eg.TaskStream(graph, 2)).method
+    assert isinstance(method, eg.Auto)
+    assert len(seen) == 3
+    assert method.smoothing_elsewhere_ == [sum(each) for each in zip(*(found for _, _, found in seen))]
+    assert sum(method.smoothing_elsewhere_) > 0
+    context, _, _ = seen[-1]
+    arguments = (context, torch.zeros(method.cross_["train"].shape), 0.75, lambda edges, scores, share: scores)
+    assert with_changes([], *arguments, torch.tensor([0, 1])) == [0] * 6
+
+
+def test_what_is_measured_on_validation_nodes_are_the_decisions_of_heads_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Calibration sees the head as it decides, the say of other heads included, and no edge that is judged."""
+    graph = sbm(nodes=300, classes=6, degree=5, homophily=0.5, features=16, signal=2.5, seed=1)
+    leave, differ = eg.Auto._leave_nodes, list[bool]()
+
+    def check(self: eg.Auto, context: Context) -> None:
+        model, (head, _) = context.model, context.cache[HELD_OUT]
+        expected = self._refined(model, self._solved(model, TRAIN_ONLY), TRAIN_ONLY)
+        assert torch.allclose(head, self._prior_corrected(expected), atol=1e-9)
+        differ.append(not torch.allclose(expected, self._solved(model, TRAIN_ONLY)))
+        doubt = self.doubt_
+        with self.held_out(context):
+            graph = context.task.graph
+            reading = self._prediction(model).reading(
+                graph.x,
+                graph.adjacency.to(torch.float64),
+                context.batcher.x,  # type: ignore[arg-type]
+            )
+            assert torch.equal(reading.head, head)
+        assert self.doubt_ == doubt < 1
+        leave(self, context)
+
+    monkeypatch.setattr(eg.Auto, "_leave_nodes", check)
+    learner = eg.Learner(eg.MixedFeatures(hidden=70), eg.Auto(), dtype=torch.float64, device="cpu")
+    learner.fit(eg.TaskStream(graph, 2))
+    assert any(differ)

@@ -60,8 +60,8 @@ def by_blas(*tensors: Tensor) -> bool:
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """Return the product of two matrices of the same type."""
-    if not by_blas(left, right):
-        return left @ right
+    if not by_blas(left, right) or left.dtype != right.dtype or left.size(1) != right.size(0):
+        return left @ right  # which raises the error
     factor, other, work = left.detach().numpy(), right.detach().numpy(), left.numel() * right.size(1)
     multiply = _narrow_product(factor, other) or np.matmul
     found = large.array((len(factor), other.shape[1]), factor.dtype)

@@ -93,14 +93,24 @@ def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
 
 
 def _shared(pool: ThreadPoolExecutor, jobs: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Run the jobs of a job, each here unless another thread has taken it on before its turn."""
-    offered = [pool.submit(_carried_out, pool, job) for job in jobs]
+    """Run the jobs of a job, each here unless another thread has taken it on before its turn.
+
+    A cancelled offer waits in the queue until a thread comes by. The job, and the matrices that it refers to, do not
+    wait with it.
+    """
+    held = [[job] for job in jobs]
+    offered = [pool.submit(_taken_on, pool, job) for job in held]
     try:
-        here = {number: job() for number, job in enumerate(jobs) if offered[number].cancel()}
+        here = {number: held[number].pop()() for number, offer in enumerate(offered) if offer.cancel()}
         return [here[number] if number in here else offer.result() for number, offer in enumerate(offered)]
     finally:
-        for offer in offered:
-            offer.cancel()
+        for offer, job in zip(offered, held):
+            if offer.cancel():
+                job.clear()
+
+
+def _taken_on(pool: ThreadPoolExecutor, held: list[Callable[[], Result]]) -> Result:
+    return _carried_out(pool, held.pop())
 
 
 def _carried_out(pool: ThreadPoolExecutor, job: Callable[[], Result]) -> Result:

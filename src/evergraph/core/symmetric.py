@@ -213,7 +213,8 @@ class SymmetricSum:
             if down.start < across.start:  # rows are not ascending
                 place = found[across.place, down.place].T
             if others:
-                np.add(sum(others), last, out=place, casting="same_kind")  # in pieces, without a matrix for the sum
+                first = sum(others[1:], others[0])  # of two parts: the first itself, without a matrix for the sum
+                np.add(first, last, out=place, casting="same_kind")
             else:
                 place[...] = last
         np.fill_diagonal(found, self.diagonal().numpy() + shift)

@@ -141,15 +141,13 @@ class Analytic(MovingEncoder, TwoForms):
             self.smoothing_counts_ = self._count_smoothing(context, trained, self.smoothing_counts_)
             vote = self._choose_voting(context, trained)
         self.conclude(model)
+        if self._in_blocks(context.problem, model):
+            trained = self._refined(model, trained, TRAIN_ONLY)
         context.cache[HELD_OUT] = self._prior_corrected(trained), vote
 
     def conclude(self, model: GraphModel) -> None:
         """Choose the smoothing share with the largest net gain, and the vote if it costs no more than the premium."""
         self.smoothing_share_ = best_share(self.smoothing_counts_, self.smoothing)
-        self._conclude_voting()
-
-    def _conclude_voting(self) -> None:
-        """Choose the vote if it costs no more than the premium."""
         self.votes_ = bool(self.validated_) and self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
 
     def write(self, problem: Problem, model: GraphModel) -> None:
@@ -274,9 +272,11 @@ class Analytic(MovingEncoder, TwoForms):
         hits = context.total(own).tolist()
         self.hits_ = [before + new for before, new in zip(self.hits_ or [0] * len(heads), hits)]
 
-    def _count_smoothing(self, context: Context, head: Tensor, counts: Sequence[int]) -> list[int]:
-        """Return `counts` plus the nodes that smoothing a head's predictions corrects, and breaks."""
-        return with_changes(counts, context, head, self.smoothing, self._prediction(context.model).smooth)
+    def _count_smoothing(
+        self, context: Context, head: Tensor, counts: Sequence[int], units: Tensor | None = None
+    ) -> list[int]:
+        """Return `counts` plus the nodes that smoothing a head's predictions corrects, and breaks, among `units`."""
+        return with_changes(counts, context, head, self.smoothing, self._prediction(context.model).smooth, units)
 
     def _choose_voting(self, context: Context, head: Tensor) -> Tensor:
         """Count the nodes that the vote corrects and breaks; return the vote, solved from the training nodes alone."""
@@ -386,18 +386,22 @@ class Analytic(MovingEncoder, TwoForms):
     @capability(rests_on=("decide", "write"))
     @contextmanager
     def held_out(self, context: Context) -> Iterator[None]:
-        """Replace the final heads, within the context, by heads that have not learned from the validation nodes."""
+        """Replace the final heads, within the context, by heads that have not learned from the validation nodes.
+
+        The task's own graph has no edges between tasks, so the head decides, whatever share of them the vote finds.
+        """
         _, head = linear_head(context.model)
-        final, votes = head.detach().clone(), self.vote_
+        final, votes, doubt = head.detach().clone(), self.vote_, self.doubt_
         chosen, vote = context.cache[HELD_OUT]
         try:
             head.data.copy_(chosen)
             if vote is not None:
                 self.vote_ = {head_name(context.model, head): vote.to(head.dtype)}
+            self.doubt_ = 1.0
             yield
         finally:
             head.data.copy_(final)
-            self.vote_ = votes
+            self.vote_, self.doubt_ = votes, doubt
 
     @capability(rests_on=("_add", "add_to_sums", "predict"))
     def strangeness(self, view: View) -> Tensor:

@@ -2,7 +2,7 @@
 
 In a task's own graph, by which heads are measured, neighbours give the task away. Where edges join tasks they mislead,
 so other heads than the one with most hits may be better there. The same heads tell the classes of one task apart well
-on any graph (`_within_tasks`).
+on any graph (`_refined`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BetweenTasks(OnTrial):
         return {name: rows_of(block_of_row, blocks) for name, blocks in sets.items()}
 
     def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
-        """Return the vote of the voices or, if own features separate classes, of the head and own features."""
+        """Return the vote that is used (`_voting`), with its logits raised."""
         return self._prior_corrected_vote(model, self._ways(model, parts, head))
 
     def _prior_corrected_vote(self, model: GraphModel, ways: dict[str, Tensor]) -> Tensor:
@@ -175,36 +175,40 @@ class BetweenTasks(OnTrial):
         classes of a task apart. Each is stretched to probabilities in units of the head's scores.
         """
         trained = self._beside_within(model, TRAIN_ONLY)
-        factors = [self._stretch(each, torch.nonzero(each.any(1)).reshape(-1)) / self.stretch_ for each in trained]
+        factors = [self._stretch(each, rows) / self.stretch_ for each, rows in trained]
         if not factors:
             return head
-        stretched = [factor * each for factor, each in zip(factors, self._beside_within(model, parts))]
+        stretched = [factor * each for factor, (each, _) in zip(factors, self._beside_within(model, parts))]
         told = torch.lerp(torch.stack(stretched).mean(0), head, WITHIN_TASKS)
         tasks = torch.tensor(self.task_of_unit_, device=head.device)
         return with_class_differences(head, told, pad(tasks, (0, head.size(1) - tasks.numel()), value=-1))
 
-    def _beside_within(self, model: GraphModel, parts: Sequence[str]) -> list[Tensor]:
-        """Return the heads that tell classes of a task apart beside the head itself, solved from the sums of `parts`.
+    def _beside_within(self, model: GraphModel, parts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
+        """Return the heads that tell classes of a task apart beside the head itself, and the features that each reads.
 
-        These are own features where they or the vote decide where edges join tasks, and the vote where it does.
+        They are solved from the sums of `parts`: own features where they or the vote decide where edges join tasks,
+        and the vote of the voices where the vote does.
         """
-        way, found = self.elsewhere(), list[Tensor]()
+        way, found = self.elsewhere(), list[tuple[Tensor, Tensor]]()
         if way in (VOICES, OWN):
-            found.append(self.solve(*self._explaining(model, self._own(model), parts))[0])
+            own = self._explaining(model, self._own(model), parts)
+            found.append((self.solve(*own)[0], own.rows))  # type: ignore[arg-type]
         if way == VOICES:
             voices = self._solved_voices(model, parts)
-            found.append(self._weighted(model, voices) / len(voices))
+            read = [any(blocks) for blocks in zip(*self.voices(model))]
+            found.append((self._weighted(model, voices) / len(voices), self._rows_of(model, {VOICES: read})[VOICES]))
         return found
 
     def _choose_voting(self, context: Context, head: Tensor) -> Tensor:
         """Count what chooses between the ways that may decide where edges join tasks; return the vote.
 
         In a task's own graph neighbours give the task away, but not where edges join tasks. What neighbours reveal
-        about the class is what remains when only the task's own classes compete.
+        about the class, as features or by smoothing, is what remains when only the task's own classes compete.
         """
-        ways, mixed = self._ways(context.model, TRAIN_ONLY, head), self._mixed_head(context.model, TRAIN_ONLY)
-        self.smoothing_elsewhere_ = self._count_smoothing(context, mixed, self.smoothing_elsewhere_)
-        units = torch.nonzero(self._arrived(context)).reshape(-1)
+        ways, units = self._ways(context.model, TRAIN_ONLY, head), torch.nonzero(self._arrived(context)).reshape(-1)
+        if units.numel() > 1:
+            mixed = self._mixed_head(context.model, TRAIN_ONLY)
+            self.smoothing_elsewhere_ = self._count_smoothing(context, mixed, self.smoothing_elsewhere_, units)
         if OWN in ways and units.numel() > 1:
             hits = dict(zip(ways, validation_hits(context, list(ways.values()), units)))
             for way in (VOICES, BESIDE, MIXED):
@@ -289,9 +293,10 @@ class BetweenTasks(OnTrial):
         head, judge = (next(iter(self.elsewhere_.get(each, {}).values()), None) for each in (way, JUDGE))
         if head is None:
             return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2, own=judge))
-        informative = self._own_features_informative()
-        if way == OWN or not informative:  # no edge is read, or nothing can judge them
+        informative, share = self._own_features_informative(), best_share(self.smoothing_elsewhere_, self.smoothing)
+        if way == OWN or not informative:
             head = head * self._log_worth().exp().to(head)  # the ridge explains most, so scores are probabilities
+        if way == OWN:  # no edge is read
             return dataclasses.replace(prediction, elsewhere=Way(head, 0))
-        share = best_share(self.smoothing_elsewhere_, self.smoothing)
-        return dataclasses.replace(prediction, elsewhere=Way(head, 2, share, unjudged=UNJUDGED))
+        unjudged = UNJUDGED if informative else 1.0  # nothing can judge edges if own features say nothing
+        return dataclasses.replace(prediction, elsewhere=Way(head, 2 if informative else 0, share, unjudged=unjudged))

@@ -40,9 +40,10 @@ class Way(NamedTuple):
         judgements: how often edges are judged and features computed over the weighted ones (better features judge
             better); with 0 the features are those of the unweighted graph.
         smoothing: share of the neighbours' probabilities in the prediction, over the weighted edges, or (with
-            `unjudged`) over all, less the share of edges between tasks; 0 for none.
+            `unjudged`) over all (`smoothing_over_all`); 0 for none.
         own: head on own features that judges edges first where the vote is misled (`first_judged`); None for none.
-        unjudged: share of the features of the unweighted graph beside those over judged edges; 0 for the latter alone.
+        unjudged: share of the features of the unweighted graph beside those over judged edges; 0 for the latter alone,
+            1 if no edge is judged.
     """
 
     head: Tensor
@@ -50,6 +51,13 @@ class Way(NamedTuple):
     smoothing: float = 0.0
     own: Tensor | None = None
     unjudged: float = 0.0
+
+    def smoothing_over_all(self, share: float) -> float:
+        """Return the neighbours' share where probabilities are smoothed over all edges, `share` of them between tasks.
+
+        If edges are not judged, that share is not known either.
+        """
+        return self.smoothing * (1 - share) if self.judgements else self.smoothing
 
     def own_heads(self) -> list[Tensor]:
         """Return the head on own features in a list, empty if there is none."""
@@ -144,7 +152,7 @@ class BlockPrediction:
         (found,) = read(edges, way.head) if way.judgements else others[:1]
         if way.unjudged:
             found = torch.lerp(found, others[0], way.unjudged)
-            return self.mixed(adjacency, found, way.smoothing * (1 - share))
+            return self.mixed(adjacency, found, way.smoothing_over_all(share))
         return self.mixed(edges, found, way.smoothing)
 
     def reading(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Reading:
@@ -164,8 +172,9 @@ class BlockPrediction:
         smoothed, smoothing = weighted, way.smoothing
         if way.unjudged:
             features = torch.lerp(features, unweighted, way.unjudged)
-            over = [(weighted, 1 - way.unjudged), (adjacency, way.unjudged)]
-            smoothed, smoothing = adjacency, way.smoothing * (1 - share)
+            shares = [(weighted, 1 - way.unjudged), (adjacency, way.unjudged)]
+            over = [(edges, own) for edges, own in shares if own]
+            smoothed, smoothing = adjacency, way.smoothing_over_all(share)
         return Reading(way.head, features, over, smoothed if smoothing else None, smoothing)
 
     def probabilities(self, scores: Tensor) -> Tensor:

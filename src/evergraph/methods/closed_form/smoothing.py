@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from evergraph.core.dense_algebra import product
@@ -26,6 +27,7 @@ def with_changes(
     head: Tensor,
     largest: float,
     smooth: Callable[[SparseMatrix, Tensor, float], Tensor],
+    units: Tensor | None = None,
 ) -> list[int]:
     """Return `counts` plus the task's validation nodes that smoothing with each share corrects, and breaks.
 
@@ -35,6 +37,7 @@ def with_changes(
         head: the head whose predictions are smoothed.
         largest: the largest share to try.
         smooth: returns the log of smoothed probabilities for edges, scores and a share.
+        units: the units that compete; None for all.
     """
     whole, shares = context.batcher, shares_up_to(largest)
     pairs = [list(counts[2 * number : 2 * number + 2]) or [0, 0] for number in range(len(shares))]
@@ -45,10 +48,15 @@ def with_changes(
     adjacency = context.task.graph.adjacency.to(scores.dtype).to(scores.device)
     nodes = context.task.val.to(context.device)
     truth = whole.y[nodes]
-    before = scores[nodes].argmax(1) == truth
+    competing = torch.arange(scores.size(1), device=scores.device) if units is None else units
+
+    def hits(found: Tensor) -> Tensor:
+        return competing[found[nodes][:, competing].argmax(1)] == truth
+
+    before = hits(scores)
     found = list[int]()
     for share, pair in zip(shares, pairs):
-        changes = changes_between(before, smooth(adjacency, scores, share)[nodes].argmax(1) == truth)
+        changes = changes_between(before, hits(smooth(adjacency, scores, share)))
         found += [old + new for old, new in zip(pair, changes)]
     return found
 
