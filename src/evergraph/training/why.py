@@ -40,7 +40,8 @@ class Explanation:
         neighbours: amount added by each node, summed over its features, largest first; includes the node itself.
         features: amount added by each feature, summed over all nodes, largest first.
         shares: where probabilities are smoothed, the part of `probability` that comes from each node.
-        voted: whether edges between tasks were found, so that a vote of all depths on judged edges was used.
+        between_tasks: whether edges between tasks were found, so that the head for such graphs was used.
+        voted: whether that is the vote of all depths, on judged edges.
     """
 
     node: Any
@@ -53,6 +54,7 @@ class Explanation:
     neighbours: list[Amount]
     features: list[Amount]
     shares: list[Amount] | None
+    between_tasks: bool
     voted: bool
 
     @property
@@ -88,6 +90,8 @@ class Explanation:
             lines.append(f"  its probability is mixed with its neighbours': {parts}")
         if self.voted:
             lines.append("  edges between tasks were found: read by a vote of all depths, on edges weighed by it")
+        elif self.between_tasks:
+            lines.append("  edges between tasks were found: read by the head that decides on such graphs")
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -153,6 +157,7 @@ def why(
         neighbours=_largest([ids[i] for i in found.nodes.tolist()], found.by_node),
         features=_largest(features, found.by_feature),
         shares=None if found.shares is None or probability is None else _parts(ids, found.shares, probability),
+        between_tasks=found.between_tasks,
         voted=found.voted,
     )
 

@@ -28,7 +28,8 @@ class Reasons:
         nodes: the nodes that contribute, including the node itself.
         by_node: the contribution of each of these nodes, over all features.
         by_feature: the contribution of each feature, over all nodes.
-        voted: whether the vote of all depths was used, on judged edges.
+        between_tasks: whether edges between tasks were found, so that the head for such graphs was used.
+        voted: whether that is the vote of all depths, on judged edges.
         shares: if probabilities are smoothed, nodes and their parts of the class's probability before calibration.
     """
 
@@ -38,6 +39,7 @@ class Reasons:
     nodes: Tensor
     by_node: Tensor
     by_feature: Tensor
+    between_tasks: bool = False
     voted: bool = False
     shares: tuple[Tensor, Tensor] | None = field(default=None)
 
@@ -86,6 +88,7 @@ def reasons(
     )
     if whole is not None:
         prediction, reading = whole
+        found.between_tasks = reading.head is not prediction.head
         found.voted = reading.head is prediction.vote
         found.shares = _shares(prediction, reading, node, units[0])
     return found
