@@ -330,6 +330,21 @@ def test_code_on_the_front_pages_fits_its_box():
         assert [line for line in lines if len(line) > most] == []
 
 
+def test_the_front_page_shows_what_its_example_prints(tmp_path, monkeypatch, capsys):
+    """Up to the dots with which its lines end."""
+    monkeypatch.chdir(tmp_path)
+    for file in (DOCS / "files").iterdir():
+        shutil.copy(file, tmp_path)
+    blocks = blocks_of(read(DOCS / "index.md"))
+    place = next(number for number, block in enumerate(blocks) if block.kind == "text")
+    with pytest.warns(eg.EvergraphWarning, match="one direction"):
+        exec(compile(blocks[place - 1].text, "index.md", "exec"), {"__name__": "page"})
+    shown, printed = blocks[place].text.splitlines(), capsys.readouterr().out.splitlines()
+    assert len(shown) == len(printed) == 5
+    for line, whole in zip(shown, printed):
+        assert whole.startswith(line.removesuffix("…")), f"index.md shows {line!r}, the example prints {whole!r}"
+
+
 def test_formulas_are_typeset():
     """No formula is left as plain text, and every one in a math fence becomes MathML."""
     latex2mathml = pytest.importorskip("latex2mathml.converter")
