@@ -349,6 +349,8 @@ def test_from_a_csv_to_a_prediction_with_a_reason(evergraph, tmp_path: Path, mon
     assert status == 0
     assert [line.split(",")[:2] for line in out.splitlines()] == [["node", "class"], ["p4", "b"], ["p5", "c"]]
     assert out.splitlines()[0].endswith("p(a),p(b),p(c)")
+    repeated = ("--nodes", "p4", "--nodes", "p5", "--classes", "a", "--classes", "b,c")
+    assert evergraph("predict", source, "--checkpoint", "kept", "--all-classes", *repeated)[1] == out
     status, out, _ = evergraph("why", source, "--checkpoint", "kept", "--node", "p4", "--picture", "why.png")
     assert status == 0
     assert "node p4: 'b' with probability" in out

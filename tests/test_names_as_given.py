@@ -123,7 +123,7 @@ def test_classes_with_a_comma_are_quoted_in_lists(tmp_path: Path) -> None:
         with pytest.raises(eg.EvergraphError) as raised:
             ask()
         assert str(raised.value).endswith(f": {listed}")
-    assert class_names(listed) == graph.class_names
+    assert class_names([listed]) == graph.class_names
 
 
 def test_nodes_without_ids_are_asked_for_by_number() -> None:

@@ -49,7 +49,8 @@ def learn_command(
     graph: flags.GraphSource,
     checkpoint: flags.Checkpoint,
     classes: Annotated[
-        str | None, typer.Option(help="Learn only the nodes of these classes (comma-separated names).")
+        list[str] | None,
+        typer.Option(help="Learn only the nodes of these classes (comma-separated names, or repeat it)."),
     ] = None,
     method: flags.ChosenMethod = None,
     num_classes: Annotated[

@@ -10,11 +10,14 @@ from evergraph.errors import EvergraphError
 from evergraph.experiments.comparison import check_names
 
 
-def class_names(text: str | None, option: str = "--classes") -> list[str] | None:
-    """Parse comma-separated names; a name that contains a comma is in double quotes, as in a CSV file."""
-    if text is None:
+def class_names(texts: list[str] | None, option: str = "--classes") -> list[str] | None:
+    """Parse the values of an option that may be repeated, each of them comma-separated names; None if there is none.
+
+    A name that contains a comma is in double quotes, as in a CSV file.
+    """
+    if not texts:
         return None
-    parts = next(csv.reader([text], skipinitialspace=True), [])
+    parts = (part for text in texts for part in next(csv.reader([text], skipinitialspace=True), []))
     names = [name.strip() for name in parts if name.strip()]
     if not names:
         raise EvergraphError(f"{option} is empty; give names with commas, e.g. {option} 3,5")
