@@ -256,10 +256,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "people.csv,edges=follows.csv": ({}, "settings of a table follow a colon; write people.csv:edges=follows.csv"),
     "people.csv:edge=follows.csv": ({}, "unknown setting of people.csv 'edge'; choose one of: edges"),
-    "people.csv:edges=far.csv,missing=zero": ({"far.csv": "a,b\nada,zoe\n"}, "row 1 names node 'zoe'"),
+    "people.csv:edges=far.csv,missing=zero": ({"far.csv": "a,b\nada,zoe\n"}, "line 2 names node 'zoe'"),
     "shop.csv:edges=sold.csv": (
         {"shop.csv": "product,x\np1,1\np2,2\n", "sold.csv": "from,to\np1,p2\n"},
-        "row 1 names node 'p1', which is not in shop; its nodes are called 0 to 1 unless a column of ids is named "
+        "line 2 names node 'p1', which is not in shop; its nodes are called 0 to 1 unless a column of ids is named "
         "(id=product)",
     ),
     "twice.csv:edges=none": ({"twice.csv": "id,x\na,1\na,2\n"}, "two nodes have the id 'a'"),
@@ -268,10 +268,32 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "a graph without edges has no edge list",
     ),
     "empty.csv:edges=none": ({"empty.csv": "id,x\n"}, "empty.csv: no rows"),
-    "ragged.csv:edges=none": ({"ragged.csv": "id,x\na,1\nb\n"}, "row 3 has 1 cells, but there are 2 columns"),
+    "ragged.csv:edges=none": ({"ragged.csv": "id,x\na,1\n\nb\n"}, "line 4 has 1 cell, but there are 2 columns"),
     "names.csv:edges=none": ({"names.csv": "x,x\n1,2\n"}, "two columns are called 'x'"),
     "text.csv:edges=none": ({"text.csv": "id,city\na,Rome\n"}, "no column of numbers to take as features"),
     "bytes.csv:edges=none": ({"bytes.csv": b"id,x\n\xff\xfe,1\n"}, "not a text table in UTF-8"),
+    "latin.csv:edges=none": ({"latin.csv": "id,x\nZoë,1\n".encode("latin-1")}, "; save it as UTF-8"),
+    "utf16.csv:edges=none": ({"utf16.csv": "id,x\nZoë,1\n".encode("utf-16")}, "; save it as UTF-8"),
+    "utf16-le.csv:edges=none": ({"utf16-le.csv": "id,x\nada,1\n".encode("utf-16-le")}, "; save it as UTF-8"),
+    "wide.csv:edges=none": ({"wide.csv": f"id,x\na,{'1' * 200_000}\n"}, "wide.csv: not a text table (field larger"),
+    "people.csv.gz:edges=follows.csv": ({}, "people.csv.gz: cannot tell what this is; tables are .csv, .tsv or .parq"),
+    "PEOPLE.TXT:edges=follows.csv,label=role": ({}, "PEOPLE.TXT: cannot tell what this is; tables are .csv, .tsv or"),
+    "people.csv:edges=text.csv,missing=zero": (
+        {"text.csv": "source,target,weight\n\nada,bob,1\nbob,ada,heavy\n"},
+        "text.csv: line 4 has the weight 'heavy' in column 'weight'; weights are finite numbers of at least 0",
+    ),
+    "people.csv:edges=gap.csv,missing=zero,weight=w": (
+        {"gap.csv": "source,target,w\nada,bob,1\nbob,ada,\n"},
+        "gap.csv: line 3 has nothing in column 'w'; fill it in, or leave the row out",
+    ),
+    "people.csv:edges=below.csv,missing=zero": (
+        {"below.csv": "source,target,weight\nada,bob,-1\n"},
+        "below.csv: line 2 has the weight -1 in column 'weight'; weights are finite numbers of at least 0",
+    ),
+    "people.csv:edges=infinite.csv,missing=zero": (
+        {"infinite.csv": "source,target,weight\nada,bob,inf\n"},
+        "infinite.csv: line 2 has the weight inf in column 'weight'",
+    ),
     "bad.parquet:edges=none": ({"bad.parquet": b"PAR1"}, "damaged or not a Parquet file"),
     "split.csv:edges=none": ({"split.csv": "x,split\n1,tran\n"}, "column 'split' holds 'tran'"),
     "thin.csv:edges=one.csv": ({"thin.csv": "x\n1\n", "one.csv": "source\n0\n"}, "one column alone"),
@@ -364,6 +386,18 @@ def test_the_files_that_a_table_is_read_from(tmp_path: Path) -> None:
     assert table_files(f"{nodes}:edges=follows.csv,label=role") == [nodes, edges]  # beside the nodes
     assert table_files(f"{nodes}:edges={edges}") == [nodes, edges]
     assert table_files(f"{nodes}:edges=none") == [nodes]
+
+
+def test_the_line_of_a_row_counts_blank_lines_and_those_within_cells(tmp_path: Path) -> None:
+    """The number is the one that an editor shows; a data frame has no lines, so its rows are counted."""
+    nodes = {"id": ["a", "b"], "x": [1.0, 2.0]}
+    (tmp_path / "e.csv").write_text('source,target,said\n\na,b,"one\n\ntwo"\n\na,zoe,three\n')
+    with pytest.raises(eg.EvergraphError, match=r"e\.csv: line 7 names node 'zoe'"):
+        eg.from_tables(nodes, tmp_path / "e.csv")
+    with pytest.raises(eg.EvergraphError, match="the edges of nodes: row 2 names node 'zoe'"):
+        eg.from_tables(nodes, {"source": ["a", "a"], "target": ["b", "zoe"]})
+    with pytest.raises(eg.EvergraphError, match=r"the edges of nodes: row 2 has the weight -0\.5 in column 'weight'"):
+        eg.from_tables(nodes, {"source": ["a", "b"], "target": ["b", "a"], "weight": [1, -0.5]})
 
 
 def test_ids_beyond_64_bits_with_a_sign_are_names() -> None:

@@ -139,7 +139,7 @@ def test_the_cell_that_makes_a_column_text_is_named(tmp_path: Path) -> None:
     )
     (tmp_path / "e.csv").write_text("source,target\nn0,n1\n")
     text = told(lambda: eg.from_tables(tmp_path / "n.csv", tmp_path / "e.csv", undirected=True))
-    assert "'a' (row 8 holds '1;5')" in text
+    assert "'a' (line 9 holds '1;5')" in text
 
 
 def test_names_of_classes_that_are_nearly_alike_are_told_of() -> None:

@@ -83,7 +83,7 @@ def from_tables(
     if id_column is not None and id_column == label_column:
         raise EvergraphError(f"{name}: column {id_column!r} cannot hold both the ids and the classes")
     ids = table.ids(id_column) if id_column is not None else np.arange(len(next(iter(table.values()))))
-    keys = _complete(ids, id_column or "", name)
+    keys = _complete(table, id_column, name) if id_column is not None else as_keys(ids)
     reserved = {id_column, label_column, split_column}
     unnamed = None
     if id_column is None:
@@ -220,7 +220,7 @@ def _with_odd_cell(table: Columns, column: str) -> str:
     odd = [row for row, cell in enumerate(cells) if cell and not _is_number(cell)]
     if not odd or 2 * len(odd) > sum(map(bool, cells)):
         return repr(column)
-    return f"{column!r} (row {odd[0] + 1} holds {cells[odd[0]]!r})"
+    return f"{column!r} ({table.place(odd[0])} holds {cells[odd[0]]!r})"
 
 
 def _filled(x: np.ndarray, names: list[str], missing: Missing, name: str) -> np.ndarray:
@@ -265,7 +265,7 @@ def _edges(
     columns = _ends(table, ends, weight_column, called)
     rows = []
     for column in columns:
-        named = _complete(table.ids(column), column, called)
+        named = _complete(table, column, called)
         found = [number.get(key, -1) for key in named]
         if -1 in found:
             row = found.index(-1)
@@ -273,7 +273,9 @@ def _edges(
             if unnamed is not None:
                 other = _ids_of(unnamed, table, columns) or "COLUMN"
                 fix = f"its nodes are called {keys[0]} to {keys[-1]} unless a column of ids is named (id={other})"
-            raise EvergraphError(f"{called}: row {row + 1} names node {named[row]!r}, which is not in {name}; {fix}")
+            raise EvergraphError(
+                f"{called}: {table.place(row)} names node {named[row]!r}, which is not in {name}; {fix}"
+            )
         rows.append(found)
     if index := index_columns(table, (*columns, weight_column)):
         _tell_of_index(index, "weight, if it weighs the edges", called)
@@ -286,7 +288,7 @@ def _edges(
             f"{name}: nodes are called by the number of their row, from 0; if {called} means the column {other!r}, "
             f"give id={other}"
         )
-    return np.array(rows, dtype=np.int64), table[weight_column] if weight_column is not None else None
+    return np.array(rows, dtype=np.int64), _weights(table, weight_column, called) if weight_column else None
 
 
 def _ends(table: Columns, given: tuple[str | None, str | None], weight: str | None, called: str) -> list[str]:
@@ -322,14 +324,39 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _complete(values: np.ndarray, column: str, name: str) -> list[str]:
+def _complete(table: Columns, column: str, name: str) -> list[str]:
     """Return the ids in a column as keys, or raise an error that names the row without one."""
+    values = table.ids(column)
+    _check_filled(table, column, values, name)
+    return as_keys(values)
+
+
+def _weights(table: Columns, column: str, name: str) -> np.ndarray:
+    """Return a column of edge weights, or raise an error that names the row without one."""
+    values = table[column]
+    if values.ndim != 1:
+        raise EvergraphError(f"{name}: column {column!r} holds vectors; give one weight per edge")
+    _check_filled(table, column, values, name)
+    if values.dtype.kind == "O":
+        wrong = [not _is_number(cell) for cell in values.tolist()]
+    else:
+        wrong = (~np.isfinite(values) | (values < 0)).tolist()
+    if True in wrong:
+        row = wrong.index(True)
+        raise EvergraphError(
+            f"{name}: {table.place(row)} has the weight {values.tolist()[row]!r} in column {column!r}; weights are "
+            "finite numbers of at least 0"
+        )
+    return values
+
+
+def _check_filled(table: Columns, column: str, values: np.ndarray, name: str) -> None:
+    """Raise an error that names the first row with nothing in a column, whose values these are."""
     kind = values.dtype.kind
     empty = np.isnan(values) if kind == "f" else values == "" if kind == "O" else np.zeros(1, dtype=bool)
     if empty.any():
-        row = int(np.argmax(empty)) + 1
-        raise EvergraphError(f"{name}: row {row} has nothing in column {column!r}; fill it in, or leave the row out")
-    return as_keys(values)
+        place = table.place(int(np.argmax(empty)))
+        raise EvergraphError(f"{name}: {place} has nothing in column {column!r}; fill it in, or leave the row out")
 
 
 def _ids_of(unnamed: dict[str, np.ndarray], edges: Columns, ends: Sequence[str]) -> str:
