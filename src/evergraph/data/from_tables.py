@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,9 @@ from evergraph.errors import EvergraphError, tell, unknown
 
 IDS, LABELS, WEIGHTS = ("id", "node", "node_id"), ("label", "class", "y"), ("weight", "edge_weight")
 ENDS = (("source", "target"), ("src", "dst"), ("from", "to"), ("u", "v"))
+WRITTEN = re.compile(r"[+-]?(\d+([.,]\d+)?\s?%|\d*,\d+(e[+-]?\d+)?|\d{1,3}([,.'’\s]\d{3})+([.,]\d+)?)", re.IGNORECASE)
+"""Numbers as people write them: 1,5 for 1.5, with separators of thousands, or as a percentage."""
+AS_NUMBERS = "write numbers with a decimal point, without separators of thousands or percent signs"
 SPLITS = {"train": 0, "val": 1, "validation": 1, "valid": 1, "test": 2}
 
 Missing = Literal["refuse", "zero", "mean"]
@@ -143,7 +147,10 @@ def _numbers(table: Columns, column: str, name: str) -> np.ndarray:
     if values.dtype.kind == "O" and not any(values.tolist()):
         return np.full(len(values), np.nan)
     if values.dtype.kind not in "fiub":
-        raise EvergraphError(f"{name}: column {column!r} holds text, which is no number to predict")
+        fix = f"; {AS_NUMBERS}" if _is_written(table, column) else ""
+        raise EvergraphError(
+            f"{name}: column {_with_odd_cell(table, column)} holds text, which is no number to predict{fix}"
+        )
     return values
 
 
@@ -175,14 +182,18 @@ def _features(
     for column in wanted or ():
         pick(table, column, (), "a feature", name)
         if table[column].dtype.kind not in "fiub":
+            fix = AS_NUMBERS if _is_written(table, column) else "give numbers, or a column of 0 and 1 for each value"
             raise EvergraphError(
-                f"{name}: column {_with_odd_cell(table, column)} holds text and cannot be a feature; give numbers, or "
-                "a column of 0 and 1 for each of its values"
+                f"{name}: column {_with_odd_cell(table, column)} holds text and cannot be a feature; {fix}"
             )
     chosen = list(
         wanted or (column for column in table if column not in reserved and table[column].dtype.kind in "fiub")
     )
     text = [column for column in table if column not in reserved and table[column].dtype.kind not in "fiub"]
+    if not wanted and (written := [column for column in text if _is_written(table, column)]):
+        listed = ", ".join(_with_odd_cell(table, column) for column in written)
+        tell(f"{name}: not read as features, since their numbers are written as text: {listed}; {AS_NUMBERS}")
+        text = [column for column in text if column not in written]
     if text and not wanted:
         listed = ", ".join(_with_odd_cell(table, column) for column in text)
         repeating = () if labelled else [column for column in text if _repeats(table[column])]
@@ -214,11 +225,18 @@ def _repeats(values: np.ndarray) -> bool:
     return 2 * len(set(map(str, values.tolist()))) <= len(values)
 
 
+def _is_written(table: Columns, column: str) -> bool:
+    """Whether most cells of a text column are numbers, and some of them are written as people write them."""
+    cells = [cell for cell in map(str, table[column].tolist()) if cell]
+    written = sum(WRITTEN.fullmatch(cell) is not None for cell in cells)
+    return written > 0 and 2 * (written + sum(map(_is_number, cells))) > len(cells)
+
+
 def _with_odd_cell(table: Columns, column: str) -> str:
-    """Return the name of a text column; if most of its cells are numbers, with a cell that is not."""
+    """Return the name of a text column; if most of its cells are numbers, with a cell that does not read as one."""
     cells = [str(cell) for cell in table[column].tolist()]
     odd = [row for row, cell in enumerate(cells) if cell and not _is_number(cell)]
-    if not odd or 2 * len(odd) > sum(map(bool, cells)):
+    if not odd or (2 * len(odd) > sum(map(bool, cells)) and not _is_written(table, column)):
         return repr(column)
     return f"{column!r} ({table.place(odd[0])} holds {cells[odd[0]]!r})"
 
@@ -343,10 +361,9 @@ def _weights(table: Columns, column: str, name: str) -> np.ndarray:
         wrong = (~np.isfinite(values) | (values < 0)).tolist()
     if True in wrong:
         row = wrong.index(True)
-        raise EvergraphError(
-            f"{name}: {table.place(row)} has the weight {values.tolist()[row]!r} in column {column!r}; weights are "
-            "finite numbers of at least 0"
-        )
+        weight = values.tolist()[row]
+        fix = AS_NUMBERS if WRITTEN.fullmatch(str(weight)) else "weights are finite numbers of at least 0"
+        raise EvergraphError(f"{name}: {table.place(row)} has the weight {weight!r} in column {column!r}; {fix}")
     return values
 
 
