@@ -11,6 +11,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 
@@ -298,6 +299,18 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "split.csv:edges=none": ({"split.csv": "x,split\n1,tran\n"}, "column 'split' holds 'tran'"),
     "thin.csv:edges=one.csv": ({"thin.csv": "x\n1\n", "one.csv": "source\n0\n"}, "one column alone"),
     "half.npz": ({"half.npz": {"x": np.eye(2)}}, "no edge_index inside"),
+    "words.npz": (
+        {"words.npz": {"features": np.eye(2), "edges": [[0], [1]], "labels": [0, 1]}},
+        "words.npz: no x and no edge_index inside; a graph needs x and edge_index (and y to learn from), or the arrays",
+    ),
+    "mask.npz": (
+        {"mask.npz": {"x": np.eye(2), "edge_index": [[0], [1]], "y": [0, 1], "train_mask": [1, 0]}},
+        "train_mask is of type int64; a mask holds True/False for each of the 2 examples",
+    ),
+    "short.npz": (
+        {"short.npz": {"x": np.eye(2), "edge_index": [[0], [1]], "y": [0, 1], "val_mask": [True]}},
+        "val_mask has shape (1,); a mask holds True/False for each of the 2 examples",
+    ),
     "names.npz": (
         {"names.npz": {"x": np.eye(2), "edge_index": np.zeros((2, 0), int), "feature_names": ["a"]}},
         "1 feature_names for 2 features",
@@ -331,19 +344,31 @@ def test_wrong_input_is_one_line_and_status_2(evergraph, tables: Path, source: s
         (nx.Graph(), "has no nodes"),
         (nx.path_graph(3), "have no attributes to take as features"),
         (nx.from_dict_of_lists({"a": ["b"]}), "have no attributes"),
-        ("uneven", "attribute 'x' is not a vector of one length at every node"),
+        ("uneven", "'x' is not a vector of one length at every node: 1 value at node 0 and 2 values at node 1"),
+        ("bare", "'x' is not a vector of one length at every node: 2 values at node 1 and nothing at node 0"),
+        ("mixed", "'x' is not a vector of one length at every node: 2 values at node 0 and a number alone at node 1"),
         ("partial", "1 of 2 features are missing, in column 'size' (1)"),
     ],
 )
 def test_wrong_networkx_graphs(graph: Any, message: str) -> None:
     if isinstance(graph, str):
         made = nx.path_graph(2)
-        nx.set_node_attributes(made, {"uneven": {0: [1.0], 1: [1.0, 2.0]}, "partial": {0: 1.0}}[graph],
-                               {"uneven": "x", "partial": "size"}[graph])  # fmt: skip
+        nx.set_node_attributes(made, {"uneven": {0: [1.0], 1: [1.0, 2.0]}, "bare": {1: [1.0, 2.0]},
+                                      "mixed": {0: [1.0, 2.0], 1: 3.0}, "partial": {0: 1.0}}[graph],
+                               "size" if graph == "partial" else "x")  # fmt: skip
         graph = made
     with pytest.raises(eg.EvergraphError) as raised:
         as_graph(graph)
     assert message in str(raised.value)
+
+
+def test_tables_in_the_place_of_a_graph_name_what_reads_them() -> None:
+    columns = {"x": [1.0, 2.0], "label": ["a", "b"]}
+    for table in (columns, pd.DataFrame(columns), pa.table(columns)):
+        with pytest.raises(eg.EvergraphError, match=r"is not a graph; eg\.from_tables\(nodes, edges\) makes one"):
+            eg.Learner().learn(table)
+    with pytest.raises(eg.EvergraphError, match=r"a dict is not a graph; eg\.make_graph\(\*\*arrays\) makes one"):
+        eg.Learner().learn({"x": np.eye(2), "edge_index": [[0], [1]], "y": [0, 1]})
 
 
 def test_tables_that_are_none() -> None:

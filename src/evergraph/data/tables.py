@@ -124,6 +124,13 @@ def read_table(table: Any, name: str, index: Sequence[str] = (), if_empty: str =
     return found
 
 
+def is_frame(table: Any) -> bool:
+    """Whether an object is a data frame or a dictionary of columns."""
+    if isinstance(table, Mapping) or hasattr(table, "column_names"):
+        return True
+    return hasattr(table, "columns") and hasattr(table, "__getitem__")
+
+
 def _check_names(names: Sequence[str], name: str) -> None:
     if twice := [column for column, count in Counter(names).items() if count > 1]:
         raise EvergraphError(f"{name}: two columns are called {twice[0]!r}; give every column a name of its own")
