@@ -409,7 +409,8 @@ def test_a_deployed_learner_from_the_command_line(evergraph, learner: eg.Learner
     assert len(found["features"]) > 2
     assert few == {**found, "features": found["features"][:2]}
     for words, message in (
-        (("predict", path, "--unknown", "2"), "unknown=2.0"),
+        (("predict", path, "--unknown", "5"), "--unknown 5: the rate is a share, not a percentage; write 0.05"),
+        (("predict", path, "--unknown", "-1"), "unknown=-1.0"),
         (("predict", path, "--ignore-labels", "--nodes", "5000"), "one asked for is outside"),
         (("why", path, "--node", "3,4"), "--node 3,4: name one node"),
         (("why", path, "--node", "3", "--node", "4"), "--node 3,4: name one node"),

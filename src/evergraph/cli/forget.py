@@ -59,4 +59,4 @@ def forget_command(
         printing.print_json({"checkpoint": str(checkpoint), "forgotten": forgotten, "classes": learner.classes_})
         return
     level, plural = learner.problem.level, "" if forgotten == 1 else "s"
-    print(f"forgot {forgotten} {level}{plural}; {checkpoint} knows {len(learner.classes_)} classes now")
+    print(f"forgot {forgotten} {level}{plural}; {common.known_now(learner, checkpoint)}")

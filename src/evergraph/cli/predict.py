@@ -69,6 +69,8 @@ def predict_command(
     For graphs the first column is graph instead of node; for links there are link, source and target. If examples have
     several labels or numbers, each has its own column instead of class and probability.
     """
+    if unknown is not None and 1 <= unknown < 100:
+        raise EvergraphError(f"--unknown {unknown:g}: the rate is a share, not a percentage; write {unknown / 100:g}")
     if processes > 1 and launched() == 1:
         raise typer.Exit(together.launch(processes))
     if is_parts(graph):
