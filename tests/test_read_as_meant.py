@@ -159,6 +159,14 @@ def test_numbers_written_as_people_write_them_are_told_of(cells: list[str]) -> N
         eg.from_tables(NODES, {**ENDS, "weight": [cells[0]] * len(ENDS["source"])}, undirected=True)
 
 
+def test_a_plain_number_is_not_one_written_as_text() -> None:
+    """0.942 could be nine hundred and forty-two, and is not; of a column with both, the one as written is shown."""
+    nodes = {**NODES, "a": ["abc", *["0.942"] * (NUMBER - 1)], "b": ["abc", "1,942", *["0.942"] * (NUMBER - 2)]}
+    text = told(lambda: eg.from_tables({**nodes, "c": X[:, 0]}, ENDS, undirected=True))
+    assert "columns of text are not features: 'a' (row 1 holds 'abc');" in text
+    assert "their numbers are written as text: 'b' (row 2 holds '1,942');" in text
+
+
 @pytest.mark.parametrize("cells", [["2024-01-31", "2023-12-24"], ["a,b", "1,5", "c"], ["10.0.0.1", "10.0.0.12"]])
 def test_other_text_is_not_taken_for_numbers(cells: list[str]) -> None:
     nodes = {**NODES, "said": [cells[i % len(cells)] for i in range(NUMBER)]}

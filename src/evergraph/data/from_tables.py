@@ -147,7 +147,7 @@ def _numbers(table: Columns, column: str, name: str) -> np.ndarray:
     if values.dtype.kind == "O" and not any(values.tolist()):
         return np.full(len(values), np.nan)
     if values.dtype.kind not in "fiub":
-        fix = f"; {AS_NUMBERS}" if _is_written(table, column) else ""
+        fix = f"; {AS_NUMBERS}" if _written(table, column) else ""
         raise EvergraphError(
             f"{name}: column {_with_odd_cell(table, column)} holds text, which is no number to predict{fix}"
         )
@@ -182,7 +182,7 @@ def _features(
     for column in wanted or ():
         pick(table, column, (), "a feature", name)
         if table[column].dtype.kind not in "fiub":
-            fix = AS_NUMBERS if _is_written(table, column) else "give numbers, or a column of 0 and 1 for each value"
+            fix = AS_NUMBERS if _written(table, column) else "give numbers, or a column of 0 and 1 for each value"
             raise EvergraphError(
                 f"{name}: column {_with_odd_cell(table, column)} holds text and cannot be a feature; {fix}"
             )
@@ -190,7 +190,7 @@ def _features(
         wanted or (column for column in table if column not in reserved and table[column].dtype.kind in "fiub")
     )
     text = [column for column in table if column not in reserved and table[column].dtype.kind not in "fiub"]
-    if not wanted and (written := [column for column in text if _is_written(table, column)]):
+    if not wanted and (written := [column for column in text if _written(table, column)]):
         listed = ", ".join(_with_odd_cell(table, column) for column in written)
         tell(f"{name}: not read as features, since their numbers are written as text: {listed}; {AS_NUMBERS}")
         text = [column for column in text if column not in written]
@@ -225,20 +225,23 @@ def _repeats(values: np.ndarray) -> bool:
     return 2 * len(set(map(str, values.tolist()))) <= len(values)
 
 
-def _is_written(table: Columns, column: str) -> bool:
-    """Whether most cells of a text column are numbers, and some of them are written as people write them."""
-    cells = [cell for cell in map(str, table[column].tolist()) if cell]
-    written = sum(WRITTEN.fullmatch(cell) is not None for cell in cells)
-    return written > 0 and 2 * (written + sum(map(_is_number, cells))) > len(cells)
+def _written(table: Columns, column: str) -> list[int]:
+    """Return the rows of a text column that hold a number as people write it, if most of its cells are numbers."""
+    cells = [str(cell) for cell in table[column].tolist()]
+    plain = [_is_number(cell) for cell in cells]
+    rows = [row for row, cell in enumerate(cells) if not plain[row] and WRITTEN.fullmatch(cell)]
+    return rows if 2 * (sum(plain) + len(rows)) > sum(map(bool, cells)) else []
 
 
 def _with_odd_cell(table: Columns, column: str) -> str:
     """Return the name of a text column; if most of its cells are numbers, with a cell that does not read as one."""
     cells = [str(cell) for cell in table[column].tolist()]
     odd = [row for row, cell in enumerate(cells) if cell and not _is_number(cell)]
-    if not odd or (2 * len(odd) > sum(map(bool, cells)) and not _is_written(table, column)):
+    written = _written(table, column)
+    if not written and (not odd or 2 * len(odd) > sum(map(bool, cells))):
         return repr(column)
-    return f"{column!r} ({table.place(odd[0])} holds {cells[odd[0]]!r})"
+    row = (written or odd)[0]
+    return f"{column!r} ({table.place(row)} holds {cells[row]!r})"
 
 
 def _filled(x: np.ndarray, names: list[str], missing: Missing, name: str) -> np.ndarray:
@@ -362,7 +365,11 @@ def _weights(table: Columns, column: str, name: str) -> np.ndarray:
     if True in wrong:
         row = wrong.index(True)
         weight = values.tolist()[row]
-        fix = AS_NUMBERS if WRITTEN.fullmatch(str(weight)) else "weights are finite numbers of at least 0"
+        fix = (
+            AS_NUMBERS
+            if isinstance(weight, str) and WRITTEN.fullmatch(weight)
+            else "weights are finite numbers of at least 0"
+        )
         raise EvergraphError(f"{name}: {table.place(row)} has the weight {weight!r} in column {column!r}; {fix}")
     return values
 
