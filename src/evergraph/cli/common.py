@@ -124,7 +124,7 @@ def make_spec(
     preferred = dict(make_method(method, settings).training) if own_training else {}
     if options["pieces"]:
         preferred["epochs"] = 1
-    test_graph, *also_test = names_of("test graph", [options["test_graph"]])
+    test_graph, *also_test = names_of("test graph", options["test_graph"] or ["task"])
     edges = {} if options["directed"] is None else {"undirected": undirected(options["directed"])}
     return RunSpec(
         source=source,

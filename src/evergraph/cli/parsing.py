@@ -54,9 +54,14 @@ def parse_fan_out(text: str | None) -> tuple[int, ...] | None:
         raise EvergraphError(f"--fan-out {text!r} is not a list of numbers; e.g. 10,25") from None
 
 
+def separate(items: Sequence[str]) -> list[str]:
+    """Names given one by one or comma-separated."""
+    return [name.strip() for item in items for name in item.split(",") if name.strip()]
+
+
 def names_of(kind: str, items: Sequence[str]) -> list[str]:
     """Names given one by one or comma-separated, without duplicates; raises if there is none."""
-    return check_names(kind, (name.strip() for item in items for name in item.split(",")))
+    return check_names(kind, separate(items))
 
 
 def parse_order(text: str) -> str | list[str]:
