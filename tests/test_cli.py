@@ -449,6 +449,8 @@ BAD = [
     (["compare", "--methods", "ewc,mas", "--set", "lwf.strength=3"], "unknown setting of ewc, mas 'lwf.strength'"),
     (["compare", "--methods", "ema+ewc", "--set", "ewc.strenght=5"], "unknown setting of ema+ewc 'ewc.strenght'"),
     (["compare", "--methods", "ewc", "--model-set", "droput=0.5"], "unknown setting of gcn 'droput'"),
+    (["compare", "--methods", "magic", "--methods", "ewc"], "unknown method 'magic'; choose one of: finetune, joint"),
+    (["paper", "--methods", "magic", "--methods", "ewc", "--out", "paper"], "'magic'"),
     (["compare", "--methods", "ewc,magic"], "unknown method 'magic'; choose one of: finetune, joint"),
     (["compare", "--methods", ","], "no method named; give at least one"),
     (["compare", "digits", "nowhere"], "unknown stream 'nowhere'; choose one of: digits, coauthor-cs"),

@@ -86,7 +86,20 @@ def test_one_training_run_serves_all_test_graphs_and_gives_the_numbers_of_severa
 
 
 def test_a_run_takes_several_test_graphs_and_says_what_they_give_away(call: Call) -> None:
-    words = ["run", SMALL, "--method", "auto", "--seeds", 2, "--hidden", 16, "--test-graph", "task,node"]
+    words = [
+        "run",
+        SMALL,
+        "--method",
+        "auto",
+        "--seeds",
+        2,
+        "--hidden",
+        16,
+        "--test-graph",
+        "task",
+        "--test-graph",
+        "node",
+    ]
     result = printed(call(*words, "--json"))
     assert result["protocol"]["test_graph"] == "task"
     assert list(result["also_tested"]) == ["node"]

@@ -174,8 +174,11 @@ def test_from_pyg_without_labels_can_be_predicted_on_but_not_learned() -> None:
     assert graph.y.tolist() == [-1] * 4
     with pytest.raises(eg.EvergraphError, match="no node has a label"):
         eg.stream(graph)
-    with pytest.raises(eg.EvergraphError, match="no node has a label"):
-        eg.Task.of(graph)
+    learner = eg.Learner()
+    learner.learn(eg.from_pyg(Data(x=torch.tensor(X), edge_index=torch.tensor(EDGES), y=torch.tensor([0, 0, 1, 1]))))
+    for call in (eg.Task.of, learner.learn, learner.evaluate):
+        with pytest.raises(eg.EvergraphError, match=r"graph: no node has a label: give y, or name a table's column of"):
+            call(graph)
 
 
 def test_from_pyg_names_what_is_missing() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 
@@ -256,10 +257,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "people.csv,edges=follows.csv": ({}, "settings of a table follow a colon; write people.csv:edges=follows.csv"),
     "people.csv:edge=follows.csv": ({}, "unknown setting of people.csv 'edge'; choose one of: edges"),
-    "people.csv:edges=far.csv,missing=zero": ({"far.csv": "a,b\nada,zoe\n"}, "row 1 names node 'zoe'"),
+    "people.csv:edges=far.csv,missing=zero": ({"far.csv": "a,b\nada,zoe\n"}, "line 2 names node 'zoe'"),
     "shop.csv:edges=sold.csv": (
         {"shop.csv": "product,x\np1,1\np2,2\n", "sold.csv": "from,to\np1,p2\n"},
-        "row 1 names node 'p1', which is not in shop; its nodes are called 0 to 1 unless a column of ids is named "
+        "line 2 names node 'p1', which is not in shop; its nodes are called 0 to 1 unless a column of ids is named "
         "(id=product)",
     ),
     "twice.csv:edges=none": ({"twice.csv": "id,x\na,1\na,2\n"}, "two nodes have the id 'a'"),
@@ -268,14 +269,48 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "a graph without edges has no edge list",
     ),
     "empty.csv:edges=none": ({"empty.csv": "id,x\n"}, "empty.csv: no rows"),
-    "ragged.csv:edges=none": ({"ragged.csv": "id,x\na,1\nb\n"}, "row 3 has 1 cells, but there are 2 columns"),
+    "ragged.csv:edges=none": ({"ragged.csv": "id,x\na,1\n\nb\n"}, "line 4 has 1 cell, but there are 2 columns"),
     "names.csv:edges=none": ({"names.csv": "x,x\n1,2\n"}, "two columns are called 'x'"),
     "text.csv:edges=none": ({"text.csv": "id,city\na,Rome\n"}, "no column of numbers to take as features"),
     "bytes.csv:edges=none": ({"bytes.csv": b"id,x\n\xff\xfe,1\n"}, "not a text table in UTF-8"),
+    "latin.csv:edges=none": ({"latin.csv": "id,x\nZoë,1\n".encode("latin-1")}, "; save it as UTF-8"),
+    "utf16.csv:edges=none": ({"utf16.csv": "id,x\nZoë,1\n".encode("utf-16")}, "; save it as UTF-8"),
+    "utf16-le.csv:edges=none": ({"utf16-le.csv": "id,x\nada,1\n".encode("utf-16-le")}, "; save it as UTF-8"),
+    "wide.csv:edges=none": ({"wide.csv": f"id,x\na,{'1' * 200_000}\n"}, "wide.csv: not a text table (field larger"),
+    "people.csv.gz:edges=follows.csv": ({}, "people.csv.gz: cannot tell what this is; tables are .csv, .tsv or .parq"),
+    "PEOPLE.TXT:edges=follows.csv,label=role": ({}, "PEOPLE.TXT: cannot tell what this is; tables are .csv, .tsv or"),
+    "people.csv:edges=text.csv,missing=zero": (
+        {"text.csv": "source,target,weight\n\nada,bob,1\nbob,ada,heavy\n"},
+        "text.csv: line 4 has the weight 'heavy' in column 'weight'; weights are finite numbers of at least 0",
+    ),
+    "people.csv:edges=gap.csv,missing=zero,weight=w": (
+        {"gap.csv": "source,target,w\nada,bob,1\nbob,ada,\n"},
+        "gap.csv: line 3 has nothing in column 'w'; fill it in, or leave the row out",
+    ),
+    "people.csv:edges=below.csv,missing=zero": (
+        {"below.csv": "source,target,weight\nada,bob,-1\n"},
+        "below.csv: line 2 has the weight -1 in column 'weight'; weights are finite numbers of at least 0",
+    ),
+    "people.csv:edges=infinite.csv,missing=zero": (
+        {"infinite.csv": "source,target,weight\nada,bob,inf\n"},
+        "infinite.csv: line 2 has the weight inf in column 'weight'",
+    ),
     "bad.parquet:edges=none": ({"bad.parquet": b"PAR1"}, "damaged or not a Parquet file"),
     "split.csv:edges=none": ({"split.csv": "x,split\n1,tran\n"}, "column 'split' holds 'tran'"),
     "thin.csv:edges=one.csv": ({"thin.csv": "x\n1\n", "one.csv": "source\n0\n"}, "one column alone"),
     "half.npz": ({"half.npz": {"x": np.eye(2)}}, "no edge_index inside"),
+    "words.npz": (
+        {"words.npz": {"features": np.eye(2), "edges": [[0], [1]], "labels": [0, 1]}},
+        "words.npz: no x and no edge_index inside; a graph needs x and edge_index (and y to learn from), or the arrays",
+    ),
+    "mask.npz": (
+        {"mask.npz": {"x": np.eye(2), "edge_index": [[0], [1]], "y": [0, 1], "train_mask": [1, 0]}},
+        "train_mask is of type int64; a mask holds True/False for each of the 2 examples",
+    ),
+    "short.npz": (
+        {"short.npz": {"x": np.eye(2), "edge_index": [[0], [1]], "y": [0, 1], "val_mask": [True]}},
+        "val_mask has shape (1,); a mask holds True/False for each of the 2 examples",
+    ),
     "names.npz": (
         {"names.npz": {"x": np.eye(2), "edge_index": np.zeros((2, 0), int), "feature_names": ["a"]}},
         "1 feature_names for 2 features",
@@ -309,19 +344,31 @@ def test_wrong_input_is_one_line_and_status_2(evergraph, tables: Path, source: s
         (nx.Graph(), "has no nodes"),
         (nx.path_graph(3), "have no attributes to take as features"),
         (nx.from_dict_of_lists({"a": ["b"]}), "have no attributes"),
-        ("uneven", "attribute 'x' is not a vector of one length at every node"),
+        ("uneven", "'x' is not a vector of one length at every node: 1 value at node 0 and 2 values at node 1"),
+        ("bare", "'x' is not a vector of one length at every node: 2 values at node 1 and nothing at node 0"),
+        ("mixed", "'x' is not a vector of one length at every node: 2 values at node 0 and a number alone at node 1"),
         ("partial", "1 of 2 features are missing, in column 'size' (1)"),
     ],
 )
 def test_wrong_networkx_graphs(graph: Any, message: str) -> None:
     if isinstance(graph, str):
         made = nx.path_graph(2)
-        nx.set_node_attributes(made, {"uneven": {0: [1.0], 1: [1.0, 2.0]}, "partial": {0: 1.0}}[graph],
-                               {"uneven": "x", "partial": "size"}[graph])  # fmt: skip
+        nx.set_node_attributes(made, {"uneven": {0: [1.0], 1: [1.0, 2.0]}, "bare": {1: [1.0, 2.0]},
+                                      "mixed": {0: [1.0, 2.0], 1: 3.0}, "partial": {0: 1.0}}[graph],
+                               "size" if graph == "partial" else "x")  # fmt: skip
         graph = made
     with pytest.raises(eg.EvergraphError) as raised:
         as_graph(graph)
     assert message in str(raised.value)
+
+
+def test_tables_in_the_place_of_a_graph_name_what_reads_them() -> None:
+    columns = {"x": [1.0, 2.0], "label": ["a", "b"]}
+    for table in (columns, pd.DataFrame(columns), pa.table(columns)):
+        with pytest.raises(eg.EvergraphError, match=r"is not a graph; eg\.from_tables\(nodes, edges\) makes one"):
+            eg.Learner().learn(table)
+    with pytest.raises(eg.EvergraphError, match=r"a dict is not a graph; eg\.make_graph\(\*\*arrays\) makes one"):
+        eg.Learner().learn({"x": np.eye(2), "edge_index": [[0], [1]], "y": [0, 1]})
 
 
 def test_tables_that_are_none() -> None:
@@ -349,6 +396,8 @@ def test_from_a_csv_to_a_prediction_with_a_reason(evergraph, tmp_path: Path, mon
     assert status == 0
     assert [line.split(",")[:2] for line in out.splitlines()] == [["node", "class"], ["p4", "b"], ["p5", "c"]]
     assert out.splitlines()[0].endswith("p(a),p(b),p(c)")
+    repeated = ("--nodes", "p4", "--nodes", "p5", "--classes", "a", "--classes", "b,c")
+    assert evergraph("predict", source, "--checkpoint", "kept", "--all-classes", *repeated)[1] == out
     status, out, _ = evergraph("why", source, "--checkpoint", "kept", "--node", "p4", "--picture", "why.png")
     assert status == 0
     assert "node p4: 'b' with probability" in out
@@ -362,6 +411,21 @@ def test_the_files_that_a_table_is_read_from(tmp_path: Path) -> None:
     assert table_files(f"{nodes}:edges=follows.csv,label=role") == [nodes, edges]  # beside the nodes
     assert table_files(f"{nodes}:edges={edges}") == [nodes, edges]
     assert table_files(f"{nodes}:edges=none") == [nodes]
+
+
+def test_the_line_of_a_row_counts_blank_lines_and_those_within_cells(tmp_path: Path) -> None:
+    """The number is the one that an editor shows; a data frame has no lines, so its rows are counted."""
+    nodes = {"id": ["a", "b"], "x": [1.0, 2.0]}
+    (tmp_path / "e.csv").write_text('source,target,said\n\na,b,"one\n\ntwo"\n\na,zoe,three\n')
+    with pytest.raises(eg.EvergraphError, match=r"e\.csv: line 7 names node 'zoe'"):
+        eg.from_tables(nodes, tmp_path / "e.csv")
+    with pytest.raises(eg.EvergraphError, match="the edges of nodes: row 2 names node 'zoe'"):
+        eg.from_tables(nodes, {"source": ["a", "a"], "target": ["b", "zoe"]})
+    with pytest.raises(
+        eg.EvergraphError,
+        match=r"the edges of nodes: row 2 has the weight -0\.125 in column .weight.; weights are finite",
+    ):
+        eg.from_tables(nodes, {"source": ["a", "b"], "target": ["b", "a"], "weight": [1, -0.125]})
 
 
 def test_ids_beyond_64_bits_with_a_sign_are_names() -> None:

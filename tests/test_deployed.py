@@ -345,8 +345,12 @@ def test_reasons_in_words_and_pictures(learner: eg.Learner, stream: eg.TaskStrea
     found = learner.why(stream[0].graph, 3)
     assert str(found).startswith(f"node 3: {found.label!r} with probability")
     assert len(found.text(most=1).splitlines()) >= 4
-    assert "others" in found.text(most=1)
+    assert " others " in found.text(most=1)
+    assert " 1 other " in found.text(most=len(found.features) - 1)
     json.dumps(found.as_dict())
+    assert min(map(len, (found.neighbours, found.features, found.shares))) > 1
+    few = found.as_dict(most=1)
+    assert few == {**found.as_dict(), **{key: getattr(found, key)[:1] for key in ("neighbours", "features", "shares")}}
     for ending, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
         found.draw(tmp_path / f"why{ending}")
         assert (tmp_path / f"why{ending}").read_bytes().startswith(start)
@@ -401,11 +405,16 @@ def test_a_deployed_learner_from_the_command_line(evergraph, learner: eg.Learner
     )
     found = json.loads(evergraph("why", path, "--checkpoint", folder, "--node", "3", "--json")[1])
     assert found["logit"] == pytest.approx(learner.why(graph, 3).logit)
+    few = json.loads(evergraph("why", path, "--checkpoint", folder, "--node", "3", "--most", "2", "--json")[1])
+    assert len(found["features"]) > 2
+    assert few == {**found, "features": found["features"][:2]}
     for words, message in (
-        (("predict", path, "--unknown", "2"), "unknown=2.0"),
+        (("predict", path, "--unknown", "5"), "--unknown 5: the rate is a share, not a percentage; write 0.05"),
+        (("predict", path, "--unknown", "-1"), "unknown=-1.0"),
         (("predict", path, "--ignore-labels", "--nodes", "5000"), "one asked for is outside"),
-        (("why", path, "--node", "3,4"), "name one node"),
-        (("why", path, "--node", "zoe"), "are not node numbers"),
+        (("why", path, "--node", "3,4"), "--node 3,4: name one node"),
+        (("why", path, "--node", "3", "--node", "4"), "--node 3,4: name one node"),
+        (("why", path, "--node", "zoe"), "have no ids; give their numbers, from 0 to"),
         (("why", path, "--node", "3", "--class", "cat"), "unknown class 'cat'"),
         (("why", path, "--node", "3", "--picture", "why.bmp"), "cannot tell the format"),
     ):

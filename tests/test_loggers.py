@@ -301,7 +301,9 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     assert stop.value.code == 0
     assert json.loads(capsys.readouterr().out)["run_dir"] == str(tmp_path / "run")
     assert list((tmp_path / "run" / "tensorboard" / "seed-0").glob("events.out.tfevents.*"))
-    monkeypatch.setattr(sys, "argv", ["evergraph", *words, "--log", "paper", "--out", str(tmp_path / "other")])
+    monkeypatch.setattr(
+        sys, "argv", ["evergraph", *words, "--log", "paper", "--log", "tensorboard", "--out", str(tmp_path / "other")]
+    )
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2

@@ -123,7 +123,7 @@ def test_classes_with_a_comma_are_quoted_in_lists(tmp_path: Path) -> None:
         with pytest.raises(eg.EvergraphError) as raised:
             ask()
         assert str(raised.value).endswith(f": {listed}")
-    assert class_names(listed) == graph.class_names
+    assert class_names([listed]) == graph.class_names
 
 
 def test_nodes_without_ids_are_asked_for_by_number() -> None:
@@ -264,8 +264,8 @@ def test_missing_numbers_are_still_missing(tmp_path: Path) -> None:
         ("a,b,0.5\nb,c,1\n", "", "first line, a,b,0.5, looks like an edge"),
         ("0,1\nb,c\n", "", "first line, 0,1, looks like an edge"),
         ("year,one,other\n9,a,b\n", "", "which columns are the ends.*year, one, other; name them: source=COLUMN"),
-        ("source,target\na,b\nb,\n", "", "row 2 has nothing in column 'target'"),
-        ("source,target\na,b\nb,zoe\n", "", "row 2 names node 'zoe'"),
+        ("source,target\na,b\nb,\n", "", "line 3 has nothing in column 'target'"),
+        ("source,target\na,b\nb,zoe\n", "", "line 3 names node 'zoe'"),
         ("source\na\n", "", "one column alone"),
     ],
 )

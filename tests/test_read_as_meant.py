@@ -139,7 +139,38 @@ def test_the_cell_that_makes_a_column_text_is_named(tmp_path: Path) -> None:
     )
     (tmp_path / "e.csv").write_text("source,target\nn0,n1\n")
     text = told(lambda: eg.from_tables(tmp_path / "n.csv", tmp_path / "e.csv", undirected=True))
-    assert "'a' (row 8 holds '1;5')" in text
+    assert "'a' (line 9 holds '1;5')" in text
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [["1,5", "-,25", "2"], ["1,234", "12,345.5", "7"], ["5%", "7.5 %", ""], ["1.234,5", "1 234", "-3"], ["1,5e3", "0"]],
+)
+def test_numbers_written_as_people_write_them_are_told_of(cells: list[str]) -> None:
+    """To take them for categories, as the note on text does, would throw the numbers away."""
+    nodes = {**NODES, "price": [cells[i % len(cells)] for i in range(NUMBER)], "town": NODES["label"]}
+    text = told(lambda: eg.from_tables(nodes, ENDS, undirected=True))
+    assert f"their numbers are written as text: 'price' (row 1 holds {cells[0]!r}); write numbers with" in text
+    assert "columns of text are not features: 'town';" in text
+    for settings in ({"features": ["price"]}, {"label": "price", "numbers": True}):
+        with pytest.raises(eg.EvergraphError, match=r"'price' \(row 1 holds .*; write numbers with a decimal point"):
+            eg.from_tables({**NODES, "price": nodes["price"]}, ENDS, undirected=True, **settings)
+    with pytest.raises(eg.EvergraphError, match=r"row 1 has the weight .*; write numbers with a decimal point"):
+        eg.from_tables(NODES, {**ENDS, "weight": [cells[0]] * len(ENDS["source"])}, undirected=True)
+
+
+def test_a_plain_number_is_not_one_written_as_text() -> None:
+    """0.942 could be nine hundred and forty-two, and is not; of a column with both, the one as written is shown."""
+    nodes = {**NODES, "a": ["abc", *["0.942"] * (NUMBER - 1)], "b": ["abc", "1,942", *["0.942"] * (NUMBER - 2)]}
+    text = told(lambda: eg.from_tables({**nodes, "c": X[:, 0]}, ENDS, undirected=True))
+    assert "columns of text are not features: 'a' (row 1 holds 'abc');" in text
+    assert "their numbers are written as text: 'b' (row 2 holds '1,942');" in text
+
+
+@pytest.mark.parametrize("cells", [["2024-01-31", "2023-12-24"], ["a,b", "1,5", "c"], ["10.0.0.1", "10.0.0.12"]])
+def test_other_text_is_not_taken_for_numbers(cells: list[str]) -> None:
+    nodes = {**NODES, "said": [cells[i % len(cells)] for i in range(NUMBER)]}
+    assert "columns of text are not features: 'said';" in told(lambda: eg.from_tables(nodes, ENDS, undirected=True))
 
 
 def test_names_of_classes_that_are_nearly_alike_are_told_of() -> None:

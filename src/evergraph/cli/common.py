@@ -26,7 +26,7 @@ from evergraph.methods import METHODS, make_method, parts_of
 from evergraph.persistence.files import holds_something
 from evergraph.persistence.run_files import RUN
 from evergraph.problems import PROBLEMS, problem_of
-from evergraph.training import Training, default_method, targets_known
+from evergraph.training import Learner, Training, default_method, targets_known
 
 
 def method_settings(methods: Sequence[str], options: dict[str, Any]) -> dict[str, str]:
@@ -40,6 +40,15 @@ def method_settings(methods: Sequence[str], options: dict[str, Any]) -> dict[str
             f"--memory: {', '.join(methods)} keeps no examples; leave it out, or choose one of: {', '.join(able)}"
         )
     return {**settings, "memory": options["memory"]}
+
+
+ONE = {"classes": "class", "labels": "label", "numbers": "number"}
+
+
+def known_now(learner: Learner, checkpoint: Path) -> str:
+    """Say how many classes, labels or numbers the learner in a folder knows now."""
+    count, kind = len(learner.classes_), learner.problem.kind
+    return f"{checkpoint} knows {count} {ONE[kind] if count == 1 else kind} now"
 
 
 TRAINING_OPTIONS = tuple(f.name for f in dataclasses.fields(Training))
@@ -115,7 +124,7 @@ def make_spec(
     preferred = dict(make_method(method, settings).training) if own_training else {}
     if options["pieces"]:
         preferred["epochs"] = 1
-    test_graph, *also_test = names_of("test graph", [options["test_graph"]])
+    test_graph, *also_test = names_of("test graph", options["test_graph"] or ["task"])
     edges = {} if options["directed"] is None else {"undirected": undirected(options["directed"])}
     return RunSpec(
         source=source,

@@ -73,11 +73,9 @@ def compare_command(
         list[str] | None, typer.Argument(help="Streams' names or paths of graph files; digits by default.")
     ] = None,
     methods: Annotated[
-        str,
-        typer.Option(
-            help=f"Comma-separated names, or all; {CONTENDERS.replace(',', ', ')} by default.", show_default=False
-        ),
-    ] = CONTENDERS,
+        list[str] | None,
+        typer.Option(help=f"Comma-separated names (or repeat it), or all; {CONTENDERS.replace(',', ', ')} by default."),
+    ] = None,
     order: Annotated[
         list[str] | None, typer.Option(help="A class order as in `run`, labelled by default; may be repeated.")
     ] = None,
@@ -108,10 +106,11 @@ def compare_command(
     ewc.strength=5, --set auto.hidden=1024, --set lwf.lr=0.01, --set analytic.model=random-features. --vary works in
     the same way. METHOD.KEY overrules KEY. With --resume, more --seeds run only the new ones.
     """
+    named = parsing.names_of("method", methods or [CONTENDERS])
     axes = {
         "stream": check_names("stream", streams or [DEFAULT_STREAM]),
         "order": check_names("order", order or ["labelled"]),
-        "method": check_names("method", METHODS) if methods == "all" else parsing.names_of("method", [methods]),
+        "method": list(METHODS) if named == ["all"] else named,
     }
     engine_for(options["on"], options["jobs"])
     rule, ranges = _rule_and_ranges(tune_by, rule_set, space)
@@ -237,7 +236,7 @@ def _specs(
         groups = training_groups(name, settings, test_graphs)
         parts = {**axes, "test_graph": [group[0] for group in groups]}
         for group in groups:
-            cell_options = {**options, "order": chosen["order"], "test_graph": ",".join(group)}
+            cell_options = {**options, "order": chosen["order"], "test_graph": group}
             spec = common.make_spec(chosen["stream"], name, settings, seeds, cell_options, own_training=True)
             own_model = {key: value for key, value in models.items() if key != "model"}
             spec = replace(

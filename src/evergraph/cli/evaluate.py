@@ -37,7 +37,9 @@ def evaluate_command(
         typer.Argument(help="Labelled graphs: files (.npz, .pt), tables (nodes.csv:edges=edges.csv) or folders."),
     ],
     checkpoint: flags.Checkpoint,
-    classes: Annotated[str | None, typer.Option(help="Only examples of these classes (comma-separated names).")] = None,
+    classes: Annotated[
+        list[str] | None, typer.Option(help="Only examples of these classes (comma-separated names, or repeat it).")
+    ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="All labelled examples: for graphs that were never learned.")
     ] = False,

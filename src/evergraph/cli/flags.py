@@ -82,12 +82,17 @@ Out = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the stopped run in --out.")]
-Log = Annotated[str | None, typer.Option(help=f"Also log to {_choices(LOGGERS)} (comma-separated).")]
+Log = Annotated[
+    list[str] | None, typer.Option(help=f"Also log to {_choices(LOGGERS)} (comma-separated, or repeat it).")
+]
 Order = Annotated[str, typer.Option(help="labelled, random, random:SEED, size, or comma-separated class names.")]
 ClassesPerTask = Annotated[int | None, typer.Option(help="Number of classes per task.")]
 MinClassSize = Annotated[int | None, typer.Option(help="Drop classes with fewer nodes than this.")]
 ABOUT_TEST_GRAPHS = "; ".join(f"{name}: {rule.about}" for name, rule in TEST_GRAPHS.items())
-TestGraph = Annotated[str, typer.Option(help=f"{ABOUT_TEST_GRAPHS}. Several: comma-separated.")]
+TestGraph = Annotated[
+    list[str] | None,
+    typer.Option(help=f"{ABOUT_TEST_GRAPHS}. Several: comma-separated, or repeat it; task by default."),
+]
 Scenario = Annotated[
     str | None, typer.Option(help="; ".join(f"{name}: {kind.about}" for name, kind in SCENARIOS.items()) + ".")
 ]
@@ -167,7 +172,7 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "classes_per_task": (ClassesPerTask, None),
     "min_class_size": (MinClassSize, None),
     "order": (Order, "labelled"),
-    "test_graph": (TestGraph, "task"),
+    "test_graph": (TestGraph, None),
     "scenario": (Scenario, None),
     "by": (By, None),
     "bins": (Bins, None),

@@ -23,7 +23,9 @@ def forget_command(
     graph: flags.GraphSource,
     checkpoint: flags.Checkpoint,
     nodes: Nodes = None,
-    classes: Annotated[str | None, typer.Option(help="All nodes of these classes (comma-separated names).")] = None,
+    classes: Annotated[
+        list[str] | None, typer.Option(help="All nodes of these classes (comma-separated names, or repeat it).")
+    ] = None,
     later: Annotated[
         list[str] | None,
         typer.Option(help="A graph that was learned later; repeat for all of them to make the counts exact too."),
@@ -41,7 +43,9 @@ def forget_command(
     Exact for auto and analytic, where examples have classes; other methods cannot forget, nor can any method forget
     examples with labels or numbers, and the error says what is possible.
     """
-    if (nodes is None) == (classes is None):
+    if nodes and classes:
+        raise EvergraphError("--nodes and --classes both say what to forget; give one of the two")
+    if not nodes and not classes:
         raise EvergraphError("say what to forget: --nodes 3,17 or --classes spam")
 
     def change(learner: Learner) -> int:
@@ -55,4 +59,4 @@ def forget_command(
         printing.print_json({"checkpoint": str(checkpoint), "forgotten": forgotten, "classes": learner.classes_})
         return
     level, plural = learner.problem.level, "" if forgotten == 1 else "s"
-    print(f"forgot {forgotten} {level}{plural}; {checkpoint} knows {len(learner.classes_)} classes now")
+    print(f"forgot {forgotten} {level}{plural}; {common.known_now(learner, checkpoint)}")

@@ -32,7 +32,6 @@ from evergraph.training.snapshot import model_name
 from evergraph.training.unknown import in_words
 
 CREATION = ("set_", "memory", "model", "hidden", "model_set", "problem")
-ONE = {"classes": "class", "labels": "label", "numbers": "number"}
 OPTIONS = (*CREATION, *common.TRAINING_OPTIONS, "directed", "device", "data_root")
 
 
@@ -49,7 +48,8 @@ def learn_command(
     graph: flags.GraphSource,
     checkpoint: flags.Checkpoint,
     classes: Annotated[
-        str | None, typer.Option(help="Learn only the nodes of these classes (comma-separated names).")
+        list[str] | None,
+        typer.Option(help="Learn only the nodes of these classes (comma-separated names, or repeat it)."),
     ] = None,
     method: flags.ChosenMethod = None,
     num_classes: Annotated[
@@ -182,12 +182,11 @@ def _tell(learner: Learner, checkpoint: Path) -> None:
     unit, held_out = " %" if metric.unit == "%" else "", ""
     if accuracy is not None:
         held_out = f"{metric.quantity} on held-out {level}s {metric.written(accuracy, 1)}{unit}"
-    kind = learner.problem.kind if len(learner.classes_) != 1 else ONE[learner.problem.kind]
     passes = _passes(last["epochs"], common.learns_without_epochs(learner.method.title))
     sys.stdout.write(
         f"learned {parsing.listed(last['classes'])} from {last['nodes']} {level}s in {passes}; "
         f"{held_out or 'none held out to test on'}\n"
-        f"{checkpoint} knows {len(learner.classes_)} {kind} now (task {learner.num_tasks})\n"
+        f"{common.known_now(learner, checkpoint)} (task {learner.num_tasks})\n"
     )
 
 

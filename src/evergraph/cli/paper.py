@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evergraph.cli import common, flags, printing
+from evergraph.cli import common, flags, parsing, printing
 from evergraph.errors import EvergraphError, unknown
 from evergraph.experiments.engines import MOST_ON_GPU, engine_for
 from evergraph.experiments.paper.experiment import run_paper
@@ -30,9 +30,14 @@ def paper_command(
     ] = "coauthor-cs",
     protocol: Annotated[str, typer.Option(help="paper, best, both, or field: all methods at equal bytes.")] = "both",
     seeds: flags.Seeds = 3,
-    methods: Annotated[str | None, typer.Option(help="Rows of the table, comma-separated; all by default.")] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option(help="Rows of the table, comma-separated (or repeat it); all by default.")
+    ] = None,
     studies: Annotated[bool, typer.Option(help="Also run the studies that the protocols name.")] = True,
-    study: Annotated[str | None, typer.Option(help="Only these studies, comma-separated, without the table.")] = None,
+    study: Annotated[
+        list[str] | None,
+        typer.Option(help="Only these studies, comma-separated (or repeat it), without the table."),
+    ] = None,
     rule: Annotated[
         str | None,
         typer.Option(help=f"The rule that chooses settings, for rows that search: {', '.join(SELECTION_RULES)}."),
@@ -71,7 +76,7 @@ def paper_command(
         return
     if protocol not in (*PROTOCOLS, "both"):
         raise unknown("protocol", protocol, (*PROTOCOLS, "both"))
-    rows = [name for name in methods.split(",") if name] if methods is not None else None
+    rows = parsing.separate(methods) if methods else None
     if rows == []:
         raise EvergraphError("--methods names no row; leave it out for all of them")
     engine = engine_for(on, jobs) if on != "local" else None  # `run_paper` has its own default number of processes
@@ -85,7 +90,7 @@ def paper_command(
             protocols=BOTH if protocol == "both" else (protocol,),
             seeds=seeds,
             rows=rows,
-            studies=[name for name in study.split(",") if name] if study is not None else studies,
+            studies=parsing.separate(study) if study else studies,
             rule=rule,
             epochs=epochs,
             device=device,

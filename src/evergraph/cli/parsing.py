@@ -10,11 +10,14 @@ from evergraph.errors import EvergraphError
 from evergraph.experiments.comparison import check_names
 
 
-def class_names(text: str | None, option: str = "--classes") -> list[str] | None:
-    """Parse comma-separated names; a name that contains a comma is in double quotes, as in a CSV file."""
-    if text is None:
+def class_names(texts: list[str] | None, option: str = "--classes") -> list[str] | None:
+    """Parse the values of an option that may be repeated, each of them comma-separated names; None if there is none.
+
+    A name that contains a comma is in double quotes, as in a CSV file.
+    """
+    if not texts:
         return None
-    parts = next(csv.reader([text], skipinitialspace=True), [])
+    parts = (part for text in texts for part in next(csv.reader([text], skipinitialspace=True), []))
     names = [name.strip() for name in parts if name.strip()]
     if not names:
         raise EvergraphError(f"{option} is empty; give names with commas, e.g. {option} 3,5")
@@ -51,9 +54,14 @@ def parse_fan_out(text: str | None) -> tuple[int, ...] | None:
         raise EvergraphError(f"--fan-out {text!r} is not a list of numbers; e.g. 10,25") from None
 
 
+def separate(items: Sequence[str]) -> list[str]:
+    """Names given one by one or comma-separated."""
+    return [name.strip() for item in items for name in item.split(",") if name.strip()]
+
+
 def names_of(kind: str, items: Sequence[str]) -> list[str]:
     """Names given one by one or comma-separated, without duplicates; raises if there is none."""
-    return check_names(kind, (name.strip() for item in items for name in item.split(",")))
+    return check_names(kind, separate(items))
 
 
 def parse_order(text: str) -> str | list[str]:

@@ -23,7 +23,8 @@ from evergraph.training import Learner, Prediction
 from evergraph.training.inputs import example_ids
 
 Nodes = Annotated[
-    str | None, typer.Option(help="Nodes, comma-separated: by id if the graph has ids, otherwise by number from 0.")
+    list[str] | None,
+    typer.Option(help="Nodes, comma-separated (or repeat it): by id if the graph has ids, otherwise by number from 0."),
 ]
 
 
@@ -42,7 +43,7 @@ def predict_command(
     processes: together.Processes = 1,
     nodes: Nodes = None,
     classes: Annotated[
-        str | None, typer.Option(help="Choose only among these classes (comma-separated names).")
+        list[str] | None, typer.Option(help="Choose only among these classes (comma-separated names, or repeat it).")
     ] = None,
     all_classes: Annotated[
         bool, typer.Option("--all-classes", help="Add a column with the probability of each class.")
@@ -68,6 +69,8 @@ def predict_command(
     For graphs the first column is graph instead of node; for links there are link, source and target. If examples have
     several labels or numbers, each has its own column instead of class and probability.
     """
+    if unknown is not None and 1 <= unknown < 100:
+        raise EvergraphError(f"--unknown {unknown:g}: the rate is a share, not a percentage; write {unknown / 100:g}")
     if processes > 1 and launched() == 1:
         raise typer.Exit(together.launch(processes))
     if is_parts(graph):
@@ -76,7 +79,7 @@ def predict_command(
             ("--unknown", unknown),
             ("--directed" if directed else "--undirected", directed),
         ):
-            if given is not None:
+            if given not in (None, []):
                 raise EvergraphError(f"{graph} is in parts, all of which are predicted as they are; leave out {option}")
         pyarrow = _parquet()
         predict_parts(
@@ -121,7 +124,7 @@ def _file_read(out: Path, graph: str) -> str:
 
 
 def _predicted(
-    learner: Learner, data: Graph, nodes: Any, classes: str | None, unknown: float | None, uncalibrated: bool
+    learner: Learner, data: Graph, nodes: Any, classes: list[str] | None, unknown: float | None, uncalibrated: bool
 ) -> Prediction:
     """Predict as the options request; classes are named as on the command line."""
     by_name = {str(name): name for name in learner.classes_}
@@ -129,12 +132,17 @@ def _predicted(
     return learner.predict(data, nodes, classes=chosen or None, unknown=unknown, calibrated=not uncalibrated)
 
 
-def parse_nodes(text: str | None, graph: Graph) -> list[int] | list[str] | None:
-    """Parse comma-separated nodes: ids if the graph has ids, else numbers."""
-    names = parsing.class_names(text, "--nodes")
+def parse_nodes(texts: list[str] | None, graph: Graph, option: str = "--nodes") -> list[int] | list[str] | None:
+    """Parse comma-separated nodes, given once or several times: ids if the graph has ids, else numbers."""
+    names = parsing.class_names(texts, option)
     if names is None or example_ids(graph) is not None:
         return names
-    return [int(name) for name in names] if all(name.isdecimal() for name in names) else names
+    if odd := [name for name in names if not name.isdecimal()]:
+        raise EvergraphError(
+            f"{option} {odd[0]}: the {graph.level}s of {graph.name} have no ids; give their numbers, from 0 to "
+            f"{graph.num_examples - 1}"
+        )
+    return [int(name) for name in names]
 
 
 def _check_labels(data: Graph, learner: Learner, checkpoint: Path) -> None:

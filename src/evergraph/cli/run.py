@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evergraph.cli import common, flags, printing, together
+from evergraph.cli import common, flags, parsing, printing, together
 from evergraph.cli.tables import listing, result_table
 from evergraph.core.settings import UNDECLARED, settings_of
 from evergraph.core.workers import launched, workers
@@ -119,8 +119,7 @@ def run_one(spec: RunSpec, folder: Path, options: dict[str, Any], on_seed: OnSee
         look = partial(check_folder, folder, spec, options["resume"])
         with taken_folder(folder, look, advice="name another with --out"):
             return side_by_side({"": spec}, folder, options, on_seed=on_seed)[""]
-    names = [name for name in (options["log"] or "").split(",") if name]
-    loggers = make_loggers(names) if workers().rank == 0 else []
+    loggers = make_loggers(parsing.separate(options["log"] or ())) if workers().rank == 0 else []
     with printing.progress_bar(f"{spec.source} {spec.method}", len(spec.seeds)) as update:
         return run(
             spec,

@@ -12,6 +12,7 @@ from evergraph.cli.predict import parse_nodes
 from evergraph.data import ClassName, find_graph
 from evergraph.errors import EvergraphError
 from evergraph.training import Learner
+from evergraph.training.why import LISTED
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -22,12 +23,16 @@ def add_commands(app: typer.Typer) -> None:
 def why_command(
     graph: flags.GraphSource,
     checkpoint: flags.Checkpoint,
-    node: Annotated[str, typer.Option(help="The node: its id if the graph has ids, otherwise its number from 0.")],
+    node: Annotated[
+        list[str], typer.Option(help="The node: its id if the graph has ids, otherwise its number from 0.")
+    ],
     label: Annotated[
         str | None, typer.Option("--class", help="The class to explain; the predicted one by default.")
     ] = None,
     against: Annotated[str | None, typer.Option(help="Explain why it is not this class.")] = None,
-    most: Annotated[int, typer.Option(help="How many nodes and features to list.", min=1)] = 5,
+    most: Annotated[
+        int | None, typer.Option(help="How many nodes and features to list (default: 5, or all with --json).", min=1)
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the explanation to a .png, .pdf or .svg file.")] = None,
     json: flags.Json = False,
     directed: flags.Directed = None,
@@ -37,16 +42,16 @@ def why_command(
     """Explain a node's prediction: how much each neighbour and each feature adds to its logit."""
     learner = Learner.load(checkpoint, device=device)
     data = find_graph(graph, data_root, common.undirected(directed), learner.problem.kind == "numbers")[0]
-    asked = parse_nodes(node, data) or []
+    asked = parse_nodes(node, data, "--node") or []
     if len(asked) != 1:
-        raise EvergraphError(f"--node {node}: name one node")
+        raise EvergraphError(f"--node {','.join(node)}: name one node")
     found = learner.why(data, asked[0], _known(label, learner), against=_known(against, learner))
     if picture is not None:
-        found.draw(picture, most)
+        found.draw(picture, most or LISTED)
     if json:
-        printing.print_json(found.as_dict())
+        printing.print_json(found.as_dict(most))
         return
-    print(found.text(most))
+    print(found.text(most or LISTED))
 
 
 def _known(name: str | None, learner: Learner) -> ClassName | None:

@@ -100,7 +100,7 @@ def no_labels(graph: Graph) -> EvergraphError:
         "graph": "give each graph a y",
         "link": "give each link an edge_label",
     }[graph.level]
-    return EvergraphError(f"{graph.name}: no {graph.level} has a label; there is nothing to learn: {fix}")
+    return EvergraphError(f"{graph.name}: no {graph.level} has a label: {fix}")
 
 
 def _arrange(graph: Graph, kept: list[int], order: str, seed: int) -> list[int]:

@@ -66,8 +66,17 @@ def masks_as_splits(data: Any, count: int, name: str) -> Tensor | None:
     if not masks:
         return None
     for part, mask in masks.items():
-        if mask.dim() not in (1, 2) or mask.size(0) != count or mask.dtype != torch.bool:
-            raise EvergraphError(f"{name}: {part}_mask is not a mask over {count} examples")
+        if mask.dtype != torch.bool:
+            kind = str(mask.dtype).removeprefix("torch.")
+            raise EvergraphError(
+                f"{name}: {part}_mask is of type {kind}; a mask holds True/False for each of the {count} examples "
+                f"(for 0 and 1: {part}_mask == 1)"
+            )
+        if mask.dim() not in (1, 2) or mask.size(0) != count:
+            raise EvergraphError(
+                f"{name}: {part}_mask has shape {tuple(mask.shape)}; a mask holds True/False for each of the {count} "
+                "examples"
+            )
         masks[part] = mask.unsqueeze(1) if mask.dim() == 1 else mask
     columns = max(mask.size(1) for mask in masks.values())
     if any(mask.size(1) not in (1, columns) for mask in masks.values()):

@@ -126,7 +126,10 @@ def read_npz(
         raise EvergraphError(f"{path}: damaged or not an npz file; write one with numpy.savez")
     try:
         with np.load(path, allow_pickle=False) as file:
-            members = PLAIN if "x" in file.files or "edge_index" in file.files else BENCHMARK
+            benchmark = {*ADJACENCY, *ATTRIBUTES, "attr_matrix"} & {*file.files} and not {"x", "edge_index"} & {
+                *file.files
+            }
+            members = BENCHMARK if benchmark else PLAIN
             left_out = () if named_classes else ("class_names",)
             parts = {key: native(file[key]) for key in file.files if key in members and key not in left_out}
             unread = [key for key in file.files if key not in (*members, "adj_shape")]
@@ -150,7 +153,8 @@ def _from_benchmark(
     needed = [*ADJACENCY, *(() if "attr_matrix" in parts else ATTRIBUTES)]
     if missing := [key for key in needed if key not in parts]:
         raise EvergraphError(
-            f"{path}: no {', '.join(missing)} inside; expected x and edge_index, or the GNN-benchmark npz layout"
+            f"{path}: no {', '.join(missing)} inside, which the GNN-benchmark layout has; a file may also hold x, "
+            "edge_index and y"
         )
     try:
         x = parts["attr_matrix"] if "attr_matrix" in parts else _attributes(parts)
@@ -205,7 +209,10 @@ def _listed(parts: dict[str, np.ndarray], key: str) -> list[Any] | None:
 def _from_plain(parts: dict[str, np.ndarray], path: Path, name: str, undirected: bool | None, numbers: bool) -> Graph:
     """Make a graph from arrays with PyG's names."""
     if missing := [key for key in ("x", "edge_index") if key not in parts]:
-        raise EvergraphError(f"{path}: no {missing[0]} inside; a graph needs x and edge_index (and y to learn from)")
+        raise EvergraphError(
+            f"{path}: no {' and no '.join(missing)} inside; a graph needs x and edge_index (and y to learn from), or "
+            "the arrays of the GNN-benchmark layout (adj_indices, adj_indptr, …)"
+        )
     x = parts["x"]
     return make_graph(
         x,

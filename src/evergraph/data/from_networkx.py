@@ -61,9 +61,11 @@ def from_networkx(
             "set some, e.g. nx.set_node_attributes(graph, values, 'x')"
         )
     for key, values in columns.items():
-        sizes = {np.shape(value) for value in values if value is not None}
-        if any(len(size) == 1 for size in sizes) and (len(sizes) > 1 or any(value is None for value in values)):
-            raise EvergraphError(f"{name}: attribute {key!r} is not a vector of one length at every node")
+        sizes = [None if value is None else np.shape(value) for value in values]
+        vector = next((place for place, size in enumerate(sizes) if size and len(size) == 1), None)
+        if vector is not None and (odd := [place for place, size in enumerate(sizes) if size != sizes[vector]]):
+            found = " and ".join(f"{_held(sizes[place])} at node {names[place]!r}" for place in (vector, odd[0]))
+            raise EvergraphError(f"{name}: attribute {key!r} is not a vector of one length at every node: {found}")
     pairs = list(graph.edges(data=True))
     listed: dict[str, Any] = {side: [str(edge[end]) for edge in pairs] for end, side in enumerate(("source", "target"))}
     weighs = weight or next((usual for usual in WEIGHTS if any(usual in known for *_, known in pairs)), None)
@@ -85,3 +87,12 @@ def from_networkx(
         name=name,
         numbers=numbers,
     )
+
+
+def _held(size: tuple[int, ...] | None) -> str:
+    """Say what a node has for a vector, whose shape this is; None if the node has nothing."""
+    if size is None:
+        return "nothing"
+    if not size:
+        return "a number alone"
+    return f"{size[0]} value{'s' * (size[0] != 1)}" if len(size) == 1 else f"an array of shape {size}"

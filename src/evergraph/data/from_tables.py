@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,9 @@ from evergraph.errors import EvergraphError, tell, unknown
 
 IDS, LABELS, WEIGHTS = ("id", "node", "node_id"), ("label", "class", "y"), ("weight", "edge_weight")
 ENDS = (("source", "target"), ("src", "dst"), ("from", "to"), ("u", "v"))
+WRITTEN = re.compile(r"[+-]?(\d+([.,]\d+)?\s?%|\d*,\d+(e[+-]?\d+)?|\d{1,3}([,.'’\s]\d{3})+([.,]\d+)?)", re.IGNORECASE)
+"""Numbers as people write them: 1,5 for 1.5, with separators of thousands, or as a percentage."""
+AS_NUMBERS = "write numbers with a decimal point, without separators of thousands or percent signs"
 SPLITS = {"train": 0, "val": 1, "validation": 1, "valid": 1, "test": 2}
 
 Missing = Literal["refuse", "zero", "mean"]
@@ -83,7 +87,7 @@ def from_tables(
     if id_column is not None and id_column == label_column:
         raise EvergraphError(f"{name}: column {id_column!r} cannot hold both the ids and the classes")
     ids = table.ids(id_column) if id_column is not None else np.arange(len(next(iter(table.values()))))
-    keys = _complete(ids, id_column or "", name)
+    keys = _complete(table, id_column, name) if id_column is not None else as_keys(ids)
     reserved = {id_column, label_column, split_column}
     unnamed = None
     if id_column is None:
@@ -143,7 +147,10 @@ def _numbers(table: Columns, column: str, name: str) -> np.ndarray:
     if values.dtype.kind == "O" and not any(values.tolist()):
         return np.full(len(values), np.nan)
     if values.dtype.kind not in "fiub":
-        raise EvergraphError(f"{name}: column {column!r} holds text, which is no number to predict")
+        fix = f"; {AS_NUMBERS}" if _written(table, column) else ""
+        raise EvergraphError(
+            f"{name}: column {_with_odd_cell(table, column)} holds text, which is no number to predict{fix}"
+        )
     return values
 
 
@@ -175,14 +182,18 @@ def _features(
     for column in wanted or ():
         pick(table, column, (), "a feature", name)
         if table[column].dtype.kind not in "fiub":
+            fix = AS_NUMBERS if _written(table, column) else "give numbers, or a column of 0 and 1 for each value"
             raise EvergraphError(
-                f"{name}: column {_with_odd_cell(table, column)} holds text and cannot be a feature; give numbers, or "
-                "a column of 0 and 1 for each of its values"
+                f"{name}: column {_with_odd_cell(table, column)} holds text and cannot be a feature; {fix}"
             )
     chosen = list(
         wanted or (column for column in table if column not in reserved and table[column].dtype.kind in "fiub")
     )
     text = [column for column in table if column not in reserved and table[column].dtype.kind not in "fiub"]
+    if not wanted and (written := [column for column in text if _written(table, column)]):
+        listed = ", ".join(_with_odd_cell(table, column) for column in written)
+        tell(f"{name}: not read as features, since their numbers are written as text: {listed}; {AS_NUMBERS}")
+        text = [column for column in text if column not in written]
     if text and not wanted:
         listed = ", ".join(_with_odd_cell(table, column) for column in text)
         repeating = () if labelled else [column for column in text if _repeats(table[column])]
@@ -214,13 +225,23 @@ def _repeats(values: np.ndarray) -> bool:
     return 2 * len(set(map(str, values.tolist()))) <= len(values)
 
 
+def _written(table: Columns, column: str) -> list[int]:
+    """Return the rows of a text column that hold a number as people write it, if most of its cells are numbers."""
+    cells = [str(cell) for cell in table[column].tolist()]
+    plain = [_is_number(cell) for cell in cells]
+    rows = [row for row, cell in enumerate(cells) if not plain[row] and WRITTEN.fullmatch(cell)]
+    return rows if 2 * (sum(plain) + len(rows)) > sum(map(bool, cells)) else []
+
+
 def _with_odd_cell(table: Columns, column: str) -> str:
-    """Return the name of a text column; if most of its cells are numbers, with a cell that is not."""
+    """Return the name of a text column; if most of its cells are numbers, with a cell that does not read as one."""
     cells = [str(cell) for cell in table[column].tolist()]
     odd = [row for row, cell in enumerate(cells) if cell and not _is_number(cell)]
-    if not odd or 2 * len(odd) > sum(map(bool, cells)):
+    written = _written(table, column)
+    if not written and (not odd or 2 * len(odd) > sum(map(bool, cells))):
         return repr(column)
-    return f"{column!r} (row {odd[0] + 1} holds {cells[odd[0]]!r})"
+    row = (written or odd)[0]
+    return f"{column!r} ({table.place(row)} holds {cells[row]!r})"
 
 
 def _filled(x: np.ndarray, names: list[str], missing: Missing, name: str) -> np.ndarray:
@@ -265,7 +286,7 @@ def _edges(
     columns = _ends(table, ends, weight_column, called)
     rows = []
     for column in columns:
-        named = _complete(table.ids(column), column, called)
+        named = _complete(table, column, called)
         found = [number.get(key, -1) for key in named]
         if -1 in found:
             row = found.index(-1)
@@ -273,7 +294,9 @@ def _edges(
             if unnamed is not None:
                 other = _ids_of(unnamed, table, columns) or "COLUMN"
                 fix = f"its nodes are called {keys[0]} to {keys[-1]} unless a column of ids is named (id={other})"
-            raise EvergraphError(f"{called}: row {row + 1} names node {named[row]!r}, which is not in {name}; {fix}")
+            raise EvergraphError(
+                f"{called}: {table.place(row)} names node {named[row]!r}, which is not in {name}; {fix}"
+            )
         rows.append(found)
     if index := index_columns(table, (*columns, weight_column)):
         _tell_of_index(index, "weight, if it weighs the edges", called)
@@ -286,7 +309,7 @@ def _edges(
             f"{name}: nodes are called by the number of their row, from 0; if {called} means the column {other!r}, "
             f"give id={other}"
         )
-    return np.array(rows, dtype=np.int64), table[weight_column] if weight_column is not None else None
+    return np.array(rows, dtype=np.int64), _weights(table, weight_column, called) if weight_column else None
 
 
 def _ends(table: Columns, given: tuple[str | None, str | None], weight: str | None, called: str) -> list[str]:
@@ -322,14 +345,42 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _complete(values: np.ndarray, column: str, name: str) -> list[str]:
+def _complete(table: Columns, column: str, name: str) -> list[str]:
     """Return the ids in a column as keys, or raise an error that names the row without one."""
+    values = table.ids(column)
+    _check_filled(table, column, values, name)
+    return as_keys(values)
+
+
+def _weights(table: Columns, column: str, name: str) -> np.ndarray:
+    """Return a column of edge weights, or raise an error that names the row without one."""
+    values = table[column]
+    if values.ndim != 1:
+        raise EvergraphError(f"{name}: column {column!r} holds vectors; give one weight per edge")
+    _check_filled(table, column, values, name)
+    if values.dtype.kind == "O":
+        wrong = [not _is_number(cell) for cell in values.tolist()]
+    else:
+        wrong = (~np.isfinite(values) | (values < 0)).tolist()
+    if True in wrong:
+        row = wrong.index(True)
+        weight = values.tolist()[row]
+        fix = (
+            AS_NUMBERS
+            if isinstance(weight, str) and WRITTEN.fullmatch(weight)
+            else "weights are finite numbers of at least 0"
+        )
+        raise EvergraphError(f"{name}: {table.place(row)} has the weight {weight!r} in column {column!r}; {fix}")
+    return values
+
+
+def _check_filled(table: Columns, column: str, values: np.ndarray, name: str) -> None:
+    """Raise an error that names the first row with nothing in a column, whose values these are."""
     kind = values.dtype.kind
     empty = np.isnan(values) if kind == "f" else values == "" if kind == "O" else np.zeros(1, dtype=bool)
     if empty.any():
-        row = int(np.argmax(empty)) + 1
-        raise EvergraphError(f"{name}: row {row} has nothing in column {column!r}; fill it in, or leave the row out")
-    return as_keys(values)
+        place = table.place(int(np.argmax(empty)))
+        raise EvergraphError(f"{name}: {place} has nothing in column {column!r}; fill it in, or leave the row out")
 
 
 def _ids_of(unnamed: dict[str, np.ndarray], edges: Columns, ends: Sequence[str]) -> str:

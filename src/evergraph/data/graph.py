@@ -22,6 +22,7 @@ from evergraph.data.attributes import (
     read_splits,
     tell_of_edge_features,
 )
+from evergraph.data.tables import is_frame
 from evergraph.data.targets import ClassName, targets_and_names
 from evergraph.errors import EvergraphError
 
@@ -331,6 +332,11 @@ def from_pyg(data: Any, *, undirected: bool | None = None, name: str = "graph", 
         raise EvergraphError(
             f"{name}: a {kind} has nodes of several types ({types}); give a Data object, e.g. data.to_homogeneous()"
         )
+    if is_frame(data) and not hasattr(data, "edge_index"):  # a Data object may hold anything, `columns` too
+        made = "eg.from_tables(nodes, edges) makes one of a node table and an edge list"
+        if isinstance(data, Mapping) and {"x", "edge_index"} <= set(data):
+            made = "eg.make_graph(**arrays) makes one of its arrays"
+        raise EvergraphError(f"{name}: a {kind} is not a graph; {made}")
     if not (hasattr(data, "x") or hasattr(data, "edge_index")):
         raise EvergraphError(
             f"{name}: {kind} is not a graph; give a PyG Data object, a Graph (eg.make_graph) or the path of a file"

@@ -12,7 +12,7 @@ from evergraph.data.files import GRAPH_FILES, as_graph, content_mark
 from evergraph.data.from_tables import is_table
 from evergraph.data.graph import Graph
 from evergraph.data.streams import TaskStream, about_numbers
-from evergraph.data.tables import TABLE_FILES
+from evergraph.data.tables import TABLE_FILES, no_table
 from evergraph.errors import EvergraphError, unknown
 from evergraph.persistence.reading import exists
 
@@ -101,6 +101,9 @@ def find_graph(
     nodes, _, settings = str(source).partition(",")
     if ":" not in nodes and is_table(nodes) and "=" in settings and not exists(source):
         raise EvergraphError(f"{nodes}: settings of a table follow a colon; write {nodes}:{settings}")
+    path, _, settings = str(source).partition(":")
+    if "edges=" in settings and not is_table(path):
+        raise no_table(path)
     if Path(source).suffix.lower() in GRAPH_FILES or is_table(source) or exists(source):
         return as_graph(source, undirected=undirected, numbers=numbers), unnamed
     raise unknown("stream", str(source), [*DATASETS, "a path to an .npz or .pt file", "nodes.csv:edges=edges.csv"])

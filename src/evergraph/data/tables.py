@@ -35,7 +35,7 @@ class Columns(dict[str, np.ndarray]):
         cells: verbatim cells of a text file, since names of nodes and classes are not numbers; of other tables those
             of numbers that lose digits otherwise.
         truth: names of the columns of truth values, which are numbers as features, and names as classes.
-        is_text: whether the table is a text file, whose first line was read as column names.
+        lines: of a text file, whose first line was read as column names, the line on which each row begins, from 1.
     """
 
     def __init__(
@@ -43,11 +43,19 @@ class Columns(dict[str, np.ndarray]):
         columns: Mapping[str, np.ndarray],
         cells: Mapping[str, list[str]] | None = None,
         truth: Collection[str] = (),
-        *,
-        is_text: bool = False,
+        lines: Sequence[int] | None = None,
     ) -> None:
         super().__init__(columns)
-        self._cells, self._truth, self.is_text = cells or {}, truth, is_text
+        self._cells, self._truth, self._lines = cells or {}, truth, lines
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the table is a text file."""
+        return self._lines is not None
+
+    def place(self, row: int) -> str:
+        """Say where a row, counted from 0, stands: the line of a text file, else the number of the row from 1."""
+        return f"row {row + 1}" if self._lines is None else f"line {self._lines[row]}"
 
     def ids(self, column: str) -> np.ndarray:
         """Return a column of ids as written; as whole numbers if every cell is one, written the usual way."""
@@ -116,6 +124,13 @@ def read_table(table: Any, name: str, index: Sequence[str] = (), if_empty: str =
     return found
 
 
+def is_frame(table: Any) -> bool:
+    """Whether an object is a data frame or a dictionary of columns."""
+    if isinstance(table, Mapping) or hasattr(table, "column_names"):
+        return True
+    return hasattr(table, "columns") and hasattr(table, "__getitem__")
+
+
 def _check_names(names: Sequence[str], name: str) -> None:
     if twice := [column for column, count in Counter(names).items() if count > 1]:
         raise EvergraphError(f"{name}: two columns are called {twice[0]!r}; give every column a name of its own")
@@ -127,9 +142,14 @@ def is_renumbered(table: Any) -> bool:
     return hasattr(index, "get_level_values") and index.tolist() != list(range(len(index)))
 
 
+def no_table(path: str | Path) -> EvergraphError:
+    """Return the error for a file whose name does not end as that of a table."""
+    return EvergraphError(f"{path}: cannot tell what this is; tables are .csv, .tsv or .parquet files")
+
+
 def _read_file(path: Path, if_empty: str) -> Columns:
     if path.suffix.lower() not in TABLE_FILES:
-        raise EvergraphError(f"{path}: cannot tell what this is; tables are .csv, .tsv or .parquet files")
+        raise no_table(path)
     regular_file(path)
     return (_read_parquet if path.suffix.lower() == ".parquet" else _read_text)(path, if_empty)
 
@@ -155,20 +175,31 @@ def _read_text(path: Path, if_empty: str) -> Columns:
             first = file.readline()
             file.seek(0)
             between = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
-            rows = [row for row in csv.reader(file, delimiter=between) if row]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise EvergraphError(f"{path}: not a text table in UTF-8 ({first_line(error)})") from None
+            reader, begin, rows, lines = csv.reader(file, delimiter=between), 1, [], []
+            for row in reader:
+                if row:
+                    rows.append(row)
+                    lines.append(begin)
+                begin = reader.line_num + 1  # a cell in quotes may go on over several lines
+    except UnicodeDecodeError as error:
+        raise EvergraphError(f"{path}: not a text table in UTF-8 ({first_line(error)}); save it as UTF-8") from None
+    except csv.Error as error:
+        raise EvergraphError(f"{path}: not a text table ({first_line(error)}); look at its quotes") from None
+    if rows and any("\0" in cell for cell in rows[0]):
+        raise EvergraphError(f"{path}: not a text table in UTF-8 (its first line has NUL bytes); save it as UTF-8")
     if len(rows) < 2:
         raise EvergraphError(
             f"{path}: no rows; a table has a line with the names of its columns, then one line per row{if_empty}"
         )
     names = [cell.strip() for cell in rows[0]]
     _check_names(names, str(path))
-    for number, row in enumerate(rows[1:], start=2):
+    for line, row in zip(lines[1:], rows[1:]):
         if len(row) != len(names):
-            raise EvergraphError(f"{path}: row {number} has {len(row)} cells, but there are {len(names)} columns")
+            raise EvergraphError(
+                f"{path}: line {line} has {len(row)} cell{'s' * (len(row) != 1)}, but there are {len(names)} columns"
+            )
     cells = {column: [row[i].strip() for row in rows[1:]] for i, column in enumerate(names)}
-    return Columns({column: _parsed(values) for column, values in cells.items()}, cells, is_text=True)
+    return Columns({column: _parsed(values) for column, values in cells.items()}, cells, lines=lines[1:])
 
 
 def _parsed(cells: list[str]) -> np.ndarray:

@@ -149,7 +149,7 @@ class Task:
             graph, _, part = with_negatives(graph, task_of, part, seed)
         train, val, test = (torch.nonzero(part == number).reshape(-1) for number in range(3))
         if not train.numel():
-            raise EvergraphError(f"{graph.name}: no {graph.level} has a target; there is nothing to learn")
+            raise EvergraphError(f"{graph.name}: no {graph.level} to train on has a target; give some of them one")
         known, graph = along_training_links(graph, train, torch.cat([val, test]))
         columns = list(range(graph.num_classes))
         return cls(index, columns, graph, train, val, test, graph.num_classes, link_edges=known)

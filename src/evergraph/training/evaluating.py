@@ -16,7 +16,7 @@ from evergraph.errors import EvergraphError, one_of, tell
 from evergraph.evaluation import METRICS, Evaluation, Metric
 from evergraph.training.inputs import Tasks, as_tasks
 from evergraph.training.learned_data import learned_from, trained_on, without_forgotten
-from evergraph.training.predicting import check_features, tell_of_directions
+from evergraph.training.predicting import check_features, check_learned, tell_of_directions
 
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
@@ -31,8 +31,7 @@ def evaluate(
     after: int | None = None,
 ) -> Evaluation:
     """See `Learner.evaluate`."""
-    if not learner.num_tasks:
-        raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
+    check_learned(learner)
     tasks = as_tasks(stream, seed=learner.seed, numbers=learner.problem.kind == "numbers")
     name = learner.problem.metric if metric is None else metric
     METRICS[name].check(learner.problem.kind)

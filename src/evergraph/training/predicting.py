@@ -106,8 +106,7 @@ def predict(
 
 def asked(learner: Learner, graph: Graph | Any, nodes: Any) -> tuple[Graph, Tensor]:
     """Return the graph, with its known links as edges where examples are links, and the examples asked for."""
-    if not learner.num_tasks or learner.model.in_channels is None:
-        raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
+    check_learned(learner)
     graph = as_graph(graph, numbers=learner.problem.kind == "numbers" and not isinstance(graph, Graph))
     check_features(learner, graph)
     tell_of_directions(learner, graph)
@@ -120,6 +119,12 @@ def asked(learner: Learner, graph: Graph | Any, nodes: Any) -> tuple[Graph, Tens
         )
     chosen = chosen_examples(nodes, graph)
     return graph if pairs else with_known_links(learner, graph, chosen), chosen
+
+
+def check_learned(learner: Learner) -> None:
+    """Raise if a learner has not learned a task yet."""
+    if not learner.num_tasks or learner.model.in_channels is None:
+        raise EvergraphError("the learner has not learned anything yet; let it learn a task first")
 
 
 def check_features(learner: Learner, graph: Graph) -> None:

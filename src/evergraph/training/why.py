@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Amount = tuple[Any, float]
 """A name, and the amount that it adds to the logit."""
+LISTED = 5
+"""How many nodes and features a text lists unless told otherwise."""
 
 
 @dataclass
@@ -76,7 +78,7 @@ class Explanation:
             return f"node {self.node}: {self.label!r}{self.compared} is {self.logit:.4g}"
         return f"node {self.node}: {self.label!r} with probability {self.probability:.3g}"
 
-    def text(self, most: int = 5) -> str:
+    def text(self, most: int = LISTED) -> str:
         """Return the explanation as a few lines of text, with the `most` largest amounts."""
         depths = [f"{amount:+.3g} {_called(depth)}" for depth, amount in self.by_depth.items() if amount]
         lines = [
@@ -97,9 +99,15 @@ class Explanation:
     def __str__(self) -> str:
         return self.text()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the explanation as plain values, for JSON."""
-        return {**vars(self), "by_depth": {str(depth): amount for depth, amount in self.by_depth.items()}}
+    def as_dict(self, most: int | None = None) -> dict[str, Any]:
+        """Return the explanation as plain values, for JSON, with all amounts of a list or the `most` largest."""
+        return {
+            **vars(self),
+            "by_depth": {str(depth): amount for depth, amount in self.by_depth.items()},
+            "neighbours": self.neighbours[:most],
+            "features": self.features[:most],
+            "shares": None if self.shares is None else self.shares[:most],
+        }
 
     def draw(self, path: str | Path, most: int = 8) -> None:
         """Draw the largest amounts as bars into a .png, .pdf or .svg file."""
@@ -115,7 +123,7 @@ def _called(depth: int) -> str:
 def _listed(amounts: Sequence[Amount], most: int) -> str:
     shown = [f"{name} {amount:+.3g}" for name, amount in amounts[:most]]
     rest = amounts[most:]
-    others = [f"{len(rest):,} others {sum(amount for _, amount in rest):+.3g}"] if rest else []
+    others = [f"{len(rest):,} other{'s' * (len(rest) > 1)} {sum(amount for _, amount in rest):+.3g}"] if rest else []
     return ", ".join([*shown, *others])
 
 
