@@ -114,6 +114,21 @@ def test_nodes_were_never_learned(stream: eg.TaskStream, number: int, keep_in_gr
     assert_same(found, wanted)
 
 
+@pytest.mark.parametrize("memory", ["1MB", "2MB", "3MB", "8MB"])
+def test_what_does_not_fit_into_memory_is_dropped_as_if_the_node_had_never_been(memory: str) -> None:
+    """Factors of a float64 model take eight bytes an entry, at the first task as later."""
+    task = eg.stream("sbm:nodes=200,classes=4,features=12,signal=2")[0]
+    found, wanted = (make(eg.Auto.model, hidden=7168, memory=memory) for _ in range(2))
+    found.learn(task)
+    method = found.method
+    assert sum(part.nbytes for part in (*method.factor_.values(), *method.gram_.values())) <= method.budget()
+    assert found.forget(task.train[:1], task) == 1
+    wanted.learn(task.without(task.train[:1]))
+    assert found.model.kept == wanted.model.kept
+    assert near(found.predict(task.graph).table, wanted.predict(task.graph).table)
+    assert_same(found, wanted)
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_with_the_task_alone_the_sums_and_heads_are_those_of_never_having_learned(stream, number: int) -> None:
     """At choices that are given. Later tasks' counts stand."""
