@@ -129,6 +129,71 @@ def test_what_does_not_fit_into_memory_is_dropped_as_if_the_node_had_never_been(
     assert_same(found, wanted)
 
 
+STANDS = r"heads are as if .* until forget has the data of {} in one list \(--later\)"
+
+
+@pytest.mark.parametrize("settings", [{"balance": 0.0}, {"method": "analytic", "hidden": 40}])
+@pytest.mark.parametrize(("number", "whole"), [(0, False), (0, True), (1, True), slow(1, False)])
+def test_choices_that_stood_are_made_again_when_all_data_come(stream, number: int, whole: bool, settings, tmp_path):
+    """Another time, after a save; a whole task that is gone by then is not given any more."""
+    task, later = stream[number], [stream[i] for i in range(number + 1, 3)]
+    nodes = torch.cat([task.train, task.val, task.test]) if whole else some_nodes(task)
+    found, wanted = fitted(stream, **settings), make(**settings)
+    span = "task 2" if number and whole else f"tasks {number + 1} to {2 if whole else 3}"
+    with pytest.warns(eg.EvergraphWarning, match=STANDS.format(span)):
+        assert found.forget(nodes, task) == nodes.numel()
+    left = later if whole else [task, *later]
+    for each in [stream[i] for i in range(number)] + ([] if whole else [task.without(nodes)]) + later:
+        wanted.learn(each)
+    with pytest.raises(AssertionError):
+        assert_same(found, wanted)
+    found.save(tmp_path / "kept")
+    found = eg.Learner.load(tmp_path / "kept")
+    with pytest.warns(
+        eg.EvergraphWarning, match="was left to forget.*, which stood after an earlier forget, were made"
+    ):
+        assert found.forget([] if whole else nodes, left) == 0
+    assert_same(found, wanted)
+    with pytest.warns(eg.EvergraphWarning, match="nothing was forgotten"):
+        assert found.forget([] if whole else nodes, left) == 0
+
+
+def test_choices_that_stood_are_made_again_with_what_is_forgotten_next(stream: eg.TaskStream) -> None:
+    """Data of the last task alone repeat its choices only; those of all tasks, all."""
+    gone = [some_nodes(task) for task in stream]
+    found, wanted = fitted(stream), make()
+    with pytest.warns(eg.EvergraphWarning, match=STANDS.format("tasks 2 to 3")):
+        found.forget(gone[1], stream[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert found.forget(gone[2][:2], stream[2]) == 2
+        assert found.forget(gone[2][2:], [stream[2], stream[0], stream[1]]) == 6
+    for task, nodes in zip(stream, [gone[0][:0], gone[1], gone[2]]):
+        wanted.learn(task.without(nodes))
+    assert_same(found, wanted)
+
+
+def test_where_features_were_dropped_since_the_data_of_all_tasks_make_it_exact(stream: eg.TaskStream) -> None:
+    """With those of the last task, what was dropped stays dropped, and a note says which data are missing."""
+    settings: dict[str, Any] = {"model": eg.Auto.model, "memory": "1MB"}
+    found, nodes = fitted(stream, **settings), some_nodes(stream[2])
+    assert "kept" not in found.records[2]["layout"]
+    assert not all(found.model.kept)
+    with pytest.warns(eg.EvergraphWarning, match=STANDS.format("tasks 1 to 3")):
+        found.forget(nodes, stream[2])
+    wanted = make(**settings)
+    for task in stream:
+        wanted.learn(task.without(nodes) if task.index == 2 else task)
+    data = [stream[2], stream[0], stream[1]]  # nodes are numbered in the first
+    found.forget(nodes, data)
+    assert_same(found, wanted)
+    found = fitted(stream, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert found.forget(nodes, data) == nodes.numel()
+    assert_same(found, wanted)
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_with_the_task_alone_the_sums_and_heads_are_those_of_never_having_learned(stream, number: int) -> None:
     """At choices that are given. Later tasks' counts stand."""

@@ -159,8 +159,11 @@ class Exchange:
         learner.history = [{**entry, "classes": some} for entry, some in zip(learner.history, brought)]
 
     def _drop_task(self, number: int) -> None:
+        """Remove a task; what was before it is now before the next one."""
         learner = self.learner
         self.forgetting.drop_task(number, self._before())
+        for later in learner.records[number + 1 : number + 2]:
+            later.update({key: learner.records[number][key] for key in ("before", "layout")})
         for values in ("history", "records", "first_accuracies"):
             listed = getattr(learner, values)
             setattr(learner, values, [*listed[:number], *listed[number + 1 :]])
