@@ -591,6 +591,26 @@ def test_what_was_forgotten_is_not_measured_and_the_history_stays(
     assert vars(without)["accuracies"] == [each["now"] for each in said["graphs"]]
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_no_file_names_a_forgotten_class(tmp_path: Path, alone: bool) -> None:
+    """The data are recognized all the same, also as a graph, and in learners whose record named the classes."""
+    names = ["ant", "secret-bee", "cow", "dog"]
+    graph = sbm(nodes=120, classes=4, degree=4, features=8, signal=1.5, seed=1).altered(class_names=names)
+    tasks = [eg.Task.of(graph, [names[3], names[1]]), eg.Task.of(graph, names[::2])]
+    learner = make(**FIXED, hidden=40).fit(tasks)
+    bees, dogs = (int((graph.y == place).sum()) for place in (1, 3))
+    assert learner.forget(classes=names[1], data=tasks[0] if alone else graph) == bees
+    learner.save(tmp_path)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"secret-bee" in path.read_bytes()]
+    learner = eg.Learner.load(tmp_path)
+    named = copy.deepcopy(learner)
+    named.records[0] = {**named.records[0], "given_classes": [[name, 0] for name in tasks[0].class_names]}
+    for each in (learner, named):
+        assert len(each.evaluate([tasks[0], tasks[1]]).accuracies) == 2
+        assert each.forget(classes="dog", data=graph) == dogs
+        assert each.classes_ == ["ant", "cow"]
+
+
 def test_a_task_named_by_its_classes_is_recognized_after_one_of_them_is_forgotten(evergraph, month: Path) -> None:
     words = ("--checkpoint", month.parent / "kept")
     assert evergraph("learn", month, *words, "--hidden", "20", "--classes", "d,c")[0] == 0

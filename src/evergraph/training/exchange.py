@@ -189,9 +189,8 @@ class Exchange:
 
 def remembered(record: dict[str, Any], learned: Learned) -> dict[str, Any]:
     """Entries of a task's record that survive relearning: when it was learned, and from which data."""
-    classes = record.get("given_classes") or [[name, 0] for name in learned.given.class_names]
     lost = learned.unlabelled.numel() or learned.removed.numel()
-    note = {**learned.note(), "given_classes": classes} if lost else {}
+    note = learned.note() if lost else {}
     return {**note, **({"learned": record["learned"]} if "learned" in record else {})}
 
 
