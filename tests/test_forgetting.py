@@ -132,6 +132,20 @@ def test_what_does_not_fit_into_memory_is_dropped_as_if_the_node_had_never_been(
 STANDS = r"heads are as if .* until forget has the data of {} in one list \(--later\)"
 
 
+def test_sums_that_became_dense_and_gave_up_sets_are_made_from_the_first_task() -> None:
+    """The second task, learned again with G instead of factors, would give up sets that it kept."""
+    stream = eg.TaskStream(sbm(nodes=200, classes=8, degree=4, features=8, signal=1.5, seed=0), 2)
+    found, wanted = (make(hidden=100, memory="2MB") for _ in range(2))
+    found.fit(stream)
+    nodes = stream[1].train[:8]
+    with pytest.warns(eg.EvergraphWarning, match=STANDS.format("tasks 1 to 4")):
+        found.forget(nodes, [stream[1], stream[2], stream[3]])
+    found.forget(nodes, [stream[1], stream[0], stream[2], stream[3]])
+    for task in stream:
+        wanted.learn(task.without(nodes) if task.index == 1 else task)
+    assert_same(found, wanted)
+
+
 @pytest.mark.parametrize("settings", [{"balance": 0.0}, {"method": "analytic", "hidden": 40}])
 @pytest.mark.parametrize(("number", "whole"), [(0, False), (0, True), (1, True), slow(1, False)])
 def test_choices_that_stood_are_made_again_when_all_data_come(stream, number: int, whole: bool, settings, tmp_path):

@@ -54,7 +54,7 @@ def forget(
         asked = {learned.number: first for learned in pieces[0]}
     known = dict(zip(found, identities([learned.given for learned in found.values()])))
     gone = _everywhere(found, asked, known, keep_in_graph, classes is not None)
-    again = _to_learn_again(learner, found, gone)
+    again = _to_learn_again(learner, forgetting, found, gone)
     if not gone and again is None:
         tell(
             f"nothing was forgotten: no {learner.problem.level} asked for was learned from these data, or all were "
@@ -70,7 +70,7 @@ def forget(
         if again is not None:
             _learn_again(learner, forgetting, found, after, again)
         else:
-            start = _start(learner, min(gone))
+            start = _start(learner, forgetting, min(gone))
             Exchange(learner, forgetting, found, after, sorted(gone)).run()
             learner.records[start] = {**learner.records[start], STANDING: True}
     if again is None:
@@ -92,20 +92,22 @@ def forget(
     return sum(numbers.numel() for numbers in _by_identity(gone, known).values())
 
 
-def _to_learn_again(learner: Learner, found: dict[int, Learned], gone: dict[int, Tensor]) -> int | None:
+def _to_learn_again(
+    learner: Learner, forgetting: Forgetting, found: dict[int, Learned], gone: dict[int, Tensor]
+) -> int | None:
     """Return the first task to undo and learn again; None if data that this takes are not given.
 
     It is the first that has something to forget or, if possible, an earlier one from which choices still stand.
     """
     last = min(gone, default=learner.num_tasks)
     standing = [number for number, record in enumerate(learner.records[:last]) if record.get(STANDING)]
-    starts = [_start(learner, number) for number in [*standing, *([last] if gone else [])]]
+    starts = [_start(learner, forgetting, number) for number in [*standing, *([last] if gone else [])]]
     return next((start for start in starts if set(range(start, learner.num_tasks)) <= set(found)), None)
 
 
-def _start(learner: Learner, number: int) -> int:
-    """Return the last task, up to the given one, before which features were the same: it can be learned again."""
-    return next(start for start in reversed(range(number + 1)) if _same_features(learner, start))
+def _start(learner: Learner, forgetting: Forgetting, number: int) -> int:
+    """Return the last task, up to the given one, that can be learned again as it was; the first one always can."""
+    return next(start for start in reversed(range(number + 1)) if not start or _as_then(learner, forgetting, start))
 
 
 def _span(first: int, total: int) -> str:
@@ -113,10 +115,12 @@ def _span(first: int, total: int) -> str:
     return f"task {total}" if first + 1 == total else f"tasks {first + 1} to {total}"
 
 
-def _same_features(learner: Learner, number: int) -> bool:
-    """Whether features are the same as before a task, apart from scales measured since; always for the first task."""
-    before, now = learner.records[number]["layout"], learner.model.hyperparameters()
-    return not number or all(before.get(key) == now.get(key) for key in {*before, *now} - {"scales"})
+def _as_then(learner: Learner, forgetting: Forgetting, number: int) -> bool:
+    """Whether features are the same as before a task, apart from scales measured since, and the sums are kept alike."""
+    record, now = learner.records[number], learner.model.hyperparameters()
+    before = record["layout"]
+    same = all(before.get(key) == now.get(key) for key in {*before, *now} - {"scales"})
+    return same and forgetting.keeps_alike(record["before"])
 
 
 def _forgetting(learner: Learner) -> Forgetting:
