@@ -114,6 +114,100 @@ def test_nodes_were_never_learned(stream: eg.TaskStream, number: int, keep_in_gr
     assert_same(found, wanted)
 
 
+@pytest.mark.parametrize("memory", ["1MB", "2MB", "3MB", "8MB"])
+def test_what_does_not_fit_into_memory_is_dropped_as_if_the_node_had_never_been(memory: str) -> None:
+    """Factors of a float64 model take eight bytes an entry, at the first task as later."""
+    task = eg.stream("sbm:nodes=200,classes=4,features=12,signal=2")[0]
+    found, wanted = (make(eg.Auto.model, hidden=7168, memory=memory) for _ in range(2))
+    found.learn(task)
+    method = found.method
+    assert sum(part.nbytes for part in (*method.factor_.values(), *method.gram_.values())) <= method.budget()
+    assert found.forget(task.train[:1], task) == 1
+    wanted.learn(task.without(task.train[:1]))
+    assert found.model.kept == wanted.model.kept
+    assert near(found.predict(task.graph).table, wanted.predict(task.graph).table)
+    assert_same(found, wanted)
+
+
+STANDS = r"heads are as if .* until forget has the data of {} in one list \(--later\)"
+
+
+def test_sums_that_became_dense_and_gave_up_sets_are_made_from_the_first_task() -> None:
+    """The second task, learned again with G instead of factors, would give up sets that it kept."""
+    stream = eg.TaskStream(sbm(nodes=200, classes=8, degree=4, features=8, signal=1.5, seed=0), 2)
+    found, wanted = (make(hidden=100, memory="2MB") for _ in range(2))
+    found.fit(stream)
+    nodes = stream[1].train[:8]
+    with pytest.warns(eg.EvergraphWarning, match=STANDS.format("tasks 1 to 4")):
+        found.forget(nodes, [stream[1], stream[2], stream[3]])
+    found.forget(nodes, [stream[1], stream[0], stream[2], stream[3]])
+    for task in stream:
+        wanted.learn(task.without(nodes) if task.index == 1 else task)
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("settings", [{"balance": 0.0}, {"method": "analytic", "hidden": 40}])
+@pytest.mark.parametrize(("number", "whole"), [(0, False), (0, True), (1, True), slow(1, False)])
+def test_choices_that_stood_are_made_again_when_all_data_come(stream, number: int, whole: bool, settings, tmp_path):
+    """Another time, after a save; a whole task that is gone by then is not given any more."""
+    task, later = stream[number], [stream[i] for i in range(number + 1, 3)]
+    nodes = torch.cat([task.train, task.val, task.test]) if whole else some_nodes(task)
+    found, wanted = fitted(stream, **settings), make(**settings)
+    span = "task 2" if number and whole else f"tasks {number + 1} to {2 if whole else 3}"
+    with pytest.warns(eg.EvergraphWarning, match=STANDS.format(span)):
+        assert found.forget(nodes, task) == nodes.numel()
+    left = later if whole else [task, *later]
+    for each in [stream[i] for i in range(number)] + ([] if whole else [task.without(nodes)]) + later:
+        wanted.learn(each)
+    with pytest.raises(AssertionError):
+        assert_same(found, wanted)
+    found.save(tmp_path / "kept")
+    found = eg.Learner.load(tmp_path / "kept")
+    with pytest.warns(
+        eg.EvergraphWarning, match="was left to forget.*, which stood after an earlier forget, were made"
+    ):
+        assert found.forget([] if whole else nodes, left) == 0
+    assert_same(found, wanted)
+    with pytest.warns(eg.EvergraphWarning, match="nothing was forgotten"):
+        assert found.forget([] if whole else nodes, left) == 0
+
+
+def test_choices_that_stood_are_made_again_with_what_is_forgotten_next(stream: eg.TaskStream) -> None:
+    """Data of the last task alone repeat its choices only; those of all tasks, all."""
+    gone = [some_nodes(task) for task in stream]
+    found, wanted = fitted(stream), make()
+    with pytest.warns(eg.EvergraphWarning, match=STANDS.format("tasks 2 to 3")):
+        found.forget(gone[1], stream[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert found.forget(gone[2][:2], stream[2]) == 2
+        assert found.forget(gone[2][2:], [stream[2], stream[0], stream[1]]) == 6
+    for task, nodes in zip(stream, [gone[0][:0], gone[1], gone[2]]):
+        wanted.learn(task.without(nodes))
+    assert_same(found, wanted)
+
+
+def test_where_features_were_dropped_since_the_data_of_all_tasks_make_it_exact(stream: eg.TaskStream) -> None:
+    """With those of the last task, what was dropped stays dropped, and a note says which data are missing."""
+    settings: dict[str, Any] = {"model": eg.Auto.model, "memory": "1MB"}
+    found, nodes = fitted(stream, **settings), some_nodes(stream[2])
+    assert "kept" not in found.records[2]["layout"]
+    assert not all(found.model.kept)
+    with pytest.warns(eg.EvergraphWarning, match=STANDS.format("tasks 1 to 3")):
+        found.forget(nodes, stream[2])
+    wanted = make(**settings)
+    for task in stream:
+        wanted.learn(task.without(nodes) if task.index == 2 else task)
+    data = [stream[2], stream[0], stream[1]]  # nodes are numbered in the first
+    found.forget(nodes, data)
+    assert_same(found, wanted)
+    found = fitted(stream, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert found.forget(nodes, data) == nodes.numel()
+    assert_same(found, wanted)
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_with_the_task_alone_the_sums_and_heads_are_those_of_never_having_learned(stream, number: int) -> None:
     """At choices that are given. Later tasks' counts stand."""
@@ -510,6 +604,26 @@ def test_what_was_forgotten_is_not_measured_and_the_history_stays(
     for given in ([jan, paths[1]], paths):
         assert vars(learner.evaluate(given)) == vars(without)
     assert vars(without)["accuracies"] == [each["now"] for each in said["graphs"]]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_no_file_names_a_forgotten_class(tmp_path: Path, alone: bool) -> None:
+    """The data are recognized all the same, also as a graph, and in learners whose record named the classes."""
+    names = ["ant", "secret-bee", "cow", "dog"]
+    graph = sbm(nodes=120, classes=4, degree=4, features=8, signal=1.5, seed=1).altered(class_names=names)
+    tasks = [eg.Task.of(graph, [names[3], names[1]]), eg.Task.of(graph, names[::2])]
+    learner = make(**FIXED, hidden=40).fit(tasks)
+    bees, dogs = (int((graph.y == place).sum()) for place in (1, 3))
+    assert learner.forget(classes=names[1], data=tasks[0] if alone else graph) == bees
+    learner.save(tmp_path)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"secret-bee" in path.read_bytes()]
+    learner = eg.Learner.load(tmp_path)
+    named = copy.deepcopy(learner)
+    named.records[0] = {**named.records[0], "given_classes": [[name, 0] for name in tasks[0].class_names]}
+    for each in (learner, named):
+        assert len(each.evaluate([tasks[0], tasks[1]]).accuracies) == 2
+        assert each.forget(classes="dog", data=graph) == dogs
+        assert each.classes_ == ["ant", "cow"]
 
 
 def test_a_task_named_by_its_classes_is_recognized_after_one_of_them_is_forgotten(evergraph, month: Path) -> None:

@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from evergraph.cli import common, flags, parsing, printing
-from evergraph.data import Task, find_graph
+from evergraph.data import Graph, Task, find_graph
 from evergraph.data.examples import as_existing_links
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
@@ -68,9 +68,9 @@ def evaluate_command(
     for source, graph in zip(graphs, data):
         if not bool(graph.labelled.any()):
             raise EvergraphError(f"{source}: no {graph.level} has a label to compare predictions with")
-    names = _as_learned(learner, parsing.class_names(classes))
-    measured = []
+    named, measured = parsing.class_names(classes), []
     for index, own in enumerate(data):
+        names = _as_learned(learner, own, named)
         task = Task.of(own, names, seed=learner.seed, index=index, numbers=numbers)
         measured.append(_everything(task, names) if everything else _held_out(learner, task))
     evaluation = learner.evaluate([task for task, _ in measured], metric=metric)
@@ -92,9 +92,9 @@ def evaluate_command(
         printing.console().print(f"AP {written(evaluation.ap)}" + ("" if af is None else f"   AF {written(af)}"))
 
 
-def _as_learned(learner: Learner, names: list[str] | None) -> list[str] | None:
+def _as_learned(learner: Learner, graph: Graph, names: list[str] | None) -> list[str] | None:
     """Return class names in the order in which a task of the same classes was learned, so that it is recognized."""
-    learned = ([str(name) for name in classes_given(learner, number)] for number in range(learner.num_tasks))
+    learned = ([str(name) for name in classes_given(learner, number, graph)] for number in range(learner.num_tasks))
     return next((own for own in learned if names is not None and sorted(own) == sorted(names)), names)
 
 

@@ -28,7 +28,7 @@ def forget_command(
     ] = None,
     later: Annotated[
         list[str] | None,
-        typer.Option(help="A graph that was learned later; repeat for all of them to make the counts exact too."),
+        typer.Option(help="A graph that was learned later; with all of them, choices are made again."),
     ] = None,
     keep_in_graph: Annotated[
         bool, typer.Option("--keep-in-graph", help="Keep the nodes in the graph as unlabelled neighbours.")

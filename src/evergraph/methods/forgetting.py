@@ -30,6 +30,9 @@ class Forgetting(Protocol):
     def rewind(self, number: int, context: Context, before: Small) -> None:
         """Undo the last task, given the small state before it."""
 
+    def keeps_alike(self, before: Small) -> bool:
+        """Return whether learning again from an earlier state, with what is kept now, makes the choices as then."""
+
     def exchange(
         self, number: int, old: tuple[Context, Sequence[int]], new: tuple[Context, Sequence[int]] | None
     ) -> None:

@@ -159,8 +159,11 @@ class Exchange:
         learner.history = [{**entry, "classes": some} for entry, some in zip(learner.history, brought)]
 
     def _drop_task(self, number: int) -> None:
+        """Remove a task; what was before it is now before the next one."""
         learner = self.learner
         self.forgetting.drop_task(number, self._before())
+        for later in learner.records[number + 1 : number + 2]:
+            later.update({key: learner.records[number][key] for key in ("before", "layout")})
         for values in ("history", "records", "first_accuracies"):
             listed = getattr(learner, values)
             setattr(learner, values, [*listed[:number], *listed[number + 1 :]])
@@ -186,9 +189,8 @@ class Exchange:
 
 def remembered(record: dict[str, Any], learned: Learned) -> dict[str, Any]:
     """Entries of a task's record that survive relearning: when it was learned, and from which data."""
-    classes = record.get("given_classes") or [[name, 0] for name in learned.given.class_names]
     lost = learned.unlabelled.numel() or learned.removed.numel()
-    note = {**learned.note(), "given_classes": classes} if lost else {}
+    note = learned.note() if lost else {}
     return {**note, **({"learned": record["learned"]} if "learned" in record else {})}
 
 

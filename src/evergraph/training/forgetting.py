@@ -1,8 +1,9 @@
 """Forgetting on request: make a learner as if it had never learned some examples, for methods that can undo them.
 
 Given the data of the task and of all tasks learned after it, those tasks are undone and learned again without the
-examples: all that is kept equals what it would have been. Given the data of the task alone, its sums are replaced and
-the counts of its validation examples are recomputed; the counts of later tasks' validation examples are left as is.
+examples: all that is kept equals what it would have been. If features were dropped since, this takes the data of the
+tasks before it too. Otherwise the task's sums are replaced and the counts of its validation examples are recomputed;
+the counts of later tasks' validation examples stand until a later call that has all these data.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from evergraph.training.transaction import restored_on_failure
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
 
+STANDING = "choices_stand"
+"""Entry of a task's record: something was forgotten, and the choices from this task on are yet to be made again."""
+
 
 def forget(
     learner: Learner,
@@ -50,7 +54,8 @@ def forget(
         asked = {learned.number: first for learned in pieces[0]}
     known = dict(zip(found, identities([learned.given for learned in found.values()])))
     gone = _everywhere(found, asked, known, keep_in_graph, classes is not None)
-    if not gone:
+    again = _to_learn_again(learner, forgetting, found, gone)
+    if not gone and again is None:
         tell(
             f"nothing was forgotten: no {learner.problem.level} asked for was learned from these data, or all were "
             "forgotten before; check their ids or numbers"
@@ -60,12 +65,25 @@ def forget(
         number: learned.forgetting(gone[number], keep_in_graph) if number in gone else learned
         for number, learned in found.items()
     }
-    earliest, others = min(gone), [] if keep_in_graph else _others_that_may_hold(learner, found, asked)
+    others = [] if keep_in_graph or not gone else _others_that_may_hold(learner, found, asked)
     with restored_on_failure(learner), torch.no_grad():
-        if set(range(earliest, learner.num_tasks)) <= set(found) and _same_features(learner, earliest):
-            _learn_again(learner, forgetting, found, after, earliest)
+        if again is not None:
+            _learn_again(learner, forgetting, found, after, again)
         else:
+            start = _start(learner, forgetting, min(gone))
             Exchange(learner, forgetting, found, after, sorted(gone)).run()
+            learner.records[start] = {**learner.records[start], STANDING: True}
+    if again is None:
+        tell(
+            f"heads are as if these {learner.problem.level}s had never been learned, given the present choices "
+            "(the ridge, which features are read, …); these and the calibration of other tasks stand until forget has "
+            f"the data of {_span(start, learner.num_tasks)} in one list (--later)"
+        )
+    elif not gone:
+        tell(
+            f"no {learner.problem.level} asked for was left to forget in these data; the choices of "
+            f"{_span(again, learner.num_tasks)}, which stood after an earlier forget, were made again"
+        )
     if others:
         tell(
             f"the data of task {', '.join(others)} are not given: where they hold these {learner.problem.level}s too, "
@@ -74,10 +92,35 @@ def forget(
     return sum(numbers.numel() for numbers in _by_identity(gone, known).values())
 
 
-def _same_features(learner: Learner, number: int) -> bool:
-    """Whether features are the same as before a task, apart from scales measured since; always for the first task."""
-    before, now = learner.records[number]["layout"], learner.model.hyperparameters()
-    return not number or all(before.get(key) == now.get(key) for key in {*before, *now} - {"scales"})
+def _to_learn_again(
+    learner: Learner, forgetting: Forgetting, found: dict[int, Learned], gone: dict[int, Tensor]
+) -> int | None:
+    """Return the first task to undo and learn again; None if data that this takes are not given.
+
+    It is the first that has something to forget or, if possible, an earlier one from which choices still stand.
+    """
+    last = min(gone, default=learner.num_tasks)
+    standing = [number for number, record in enumerate(learner.records[:last]) if record.get(STANDING)]
+    starts = [_start(learner, forgetting, number) for number in [*standing, *([last] if gone else [])]]
+    return next((start for start in starts if set(range(start, learner.num_tasks)) <= set(found)), None)
+
+
+def _start(learner: Learner, forgetting: Forgetting, number: int) -> int:
+    """Return the last task, up to the given one, that can be learned again as it was; the first one always can."""
+    return next(start for start in reversed(range(number + 1)) if not start or _as_then(learner, forgetting, start))
+
+
+def _span(first: int, total: int) -> str:
+    """The tasks from one to the last, as messages tell them."""
+    return f"task {total}" if first + 1 == total else f"tasks {first + 1} to {total}"
+
+
+def _as_then(learner: Learner, forgetting: Forgetting, number: int) -> bool:
+    """Whether features are the same as before a task, apart from scales measured since, and the sums are kept alike."""
+    record, now = learner.records[number], learner.model.hyperparameters()
+    before = record["layout"]
+    same = all(before.get(key) == now.get(key) for key in {*before, *now} - {"scales"})
+    return same and forgetting.keeps_alike(record["before"])
 
 
 def _forgetting(learner: Learner) -> Forgetting:

@@ -76,10 +76,11 @@ class Learned:
         return self.forgotten if stay else self.removed
 
     def note(self) -> dict[str, Any]:
-        """Entries of the learner's record by which the same data are recognized again."""
+        """Entries of the learner's record by which the same data are recognized again; no name of a forgotten class."""
         forgotten = {"unlabelled": self.unlabelled.tolist(), "removed": self.removed.tolist()}
         count = int(torch.isin(self.own, self.forgotten).sum())
-        return {"given": self.given.mark(), "forgotten": forgotten, "forgotten_examples": count}
+        entries = {"given": self.given.mark(), "forgotten": forgotten, "forgotten_examples": count}
+        return {**entries, "given_classes": list(self.given.class_positions)}
 
 
 def task_numbers(*numbers: int) -> str:
@@ -155,10 +156,14 @@ def tasks_learned_from(learner: Learner, graph: Graph) -> list[Task]:
     return [learned.task() for learned in _matches(learner, graph)]
 
 
-def classes_given(learner: Learner, number: int) -> list[ClassName]:
-    """Classes of a task as its data were given, including those forgotten since."""
-    given = [name for name, _ in learner.records[number].get("given_classes", ())]
-    return given or list(learner.history[number]["classes"])
+def classes_given(learner: Learner, number: int, graph: Graph) -> list[ClassName]:
+    """Classes of a task as its data were given, including those forgotten since: `graph` tells how these are called."""
+    given = learner.records[number].get("given_classes")
+    if given is None:
+        return list(learner.history[number]["classes"])
+    names = dict(enumerate(graph.class_names))
+    pairs = [place if isinstance(place, list) else [names.get(place)] for place in given]  # names in older versions
+    return [name for name, *_ in pairs if name is not None]
 
 
 def trained_on(learner: Learner, task: Task) -> int:
@@ -312,7 +317,7 @@ def _as_learned(learner: Learner, data: Task | Graph, number: int) -> Iterator[T
         yield data
         return
     graph = data
-    names = classes_given(learner, number)
+    names = classes_given(learner, number, graph)
     if graph.has_classes and not set(names) <= set(as_known(graph.class_names, names)):
         return
     classes = names if graph.has_classes else None

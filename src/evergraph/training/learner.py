@@ -176,14 +176,14 @@ class Learner(metaclass=Checked):
         labels or numbers, raise an error that says what is possible. Given the data of the task and of all tasks
         learned after it, everything that is kept equals what it would have been: sums, class sizes, counts of
         validation examples, calibration. Given the data of the task alone, this holds for the sums, and so for the
-        heads, at the choices (the ridge, which blocks are read, …) that later tasks' validation examples have led to;
-        those choices are not made again.
+        heads, at the choices (the ridge, which blocks are read, …) that later tasks' validation examples have led to.
+        Those choices stand, as a note says, until a later call has all these data.
 
         Args:
             nodes: the examples, as ids, indices or a mask in `data` (the first of a list), as in `predict`; or the name
                 of a class. They are forgotten wherever the data hold them: by id, or by index in one stream or graph.
-            data: the data that they were learned from, unchanged: a task, a graph or a path; or a list, with later
-                tasks at the end; or the stream.
+            data: the data that they were learned from, unchanged: a task, a graph or a path; or a list, with other
+                tasks behind it; or the stream.
             classes: forget all examples of these classes, in all tasks.
             keep_in_graph: leave the nodes in the graph, as unlabelled neighbours of others (links as edges); else they
                 and their edges are removed from it too, and what was learned from their neighbours is as if they had

@@ -169,12 +169,13 @@ def _set_up(learner: Learner, task: Task) -> None:
     if learner.model.in_channels is None:
         learner.num_classes = max(learner.num_classes or task.num_classes, len(learner.classes_))
         learner.model.setup(task.graph.num_features, learner.num_classes)
+    learner.model.to(device=learner.device, dtype=learner.dtype)  # methods measure what the model's numbers take
     if not learner.model.reads_edge_weights and bool((task.graph.adjacency.values != 1).any()):
         tell(f"{task.graph.name}: {type(learner.model).__name__} does not use edge weights; it reads every edge alike")
     learner.method.adapt_model(learner.model, task)
     if not learner.num_tasks:
         _say_if_uneven(learner.model, task.graph)
-    learner.model.to(device=learner.device, dtype=learner.dtype)
+    learner.model.to(device=learner.device, dtype=learner.dtype)  # with what the method has added
     if any(isinstance(value, nn.UninitializedParameter) for value in learner.model.parameters()):
         learner.model.eval()
         with torch.no_grad():  # a foreign module's lazy layers take their sizes from a first pass
