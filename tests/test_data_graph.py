@@ -169,6 +169,7 @@ def test_from_pyg_keeps_directions_names_and_sparsity(layout: str) -> None:
     assert torch.equal(dense, torch.tensor(X))
 
 
+@pytest.mark.filterwarnings("ignore:.*too few labelled nodes to hold any out")
 def test_from_pyg_without_labels_can_be_predicted_on_but_not_learned() -> None:
     graph = eg.from_pyg(Data(x=torch.tensor(X), edge_index=torch.tensor(EDGES)))
     assert graph.y.tolist() == [-1] * 4

@@ -24,6 +24,9 @@ from evergraph.training.description import describe
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*join the ends of validation and test links"),
     pytest.mark.filterwarnings("ignore:.*all of its .* links are asked for"),
+    pytest.mark.filterwarnings("ignore:heads are as if these"),
+    pytest.mark.filterwarnings("ignore:no .* asked for was left to forget"),
+    pytest.mark.filterwarnings("ignore:nothing was forgotten"),
 ]
 
 SINCE = ("learned", "given", "given_classes", "forgotten", "forgotten_examples")  # of a record: that something was

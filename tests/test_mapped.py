@@ -279,6 +279,7 @@ def test_features_of_a_graph_in_parts_keep_their_names(small_graph: Graph, tmp_p
     assert found.feature_names == graph.feature_names
 
 
+@pytest.mark.filterwarnings("ignore:heads are as if these")
 def test_converted_graphs_with_other_features_edges_or_weights_are_other_data(
     small_graph: Graph, tmp_path: Path
 ) -> None:

@@ -146,6 +146,7 @@ def test_the_cell_that_makes_a_column_text_is_named(tmp_path: Path) -> None:
     "cells",
     [["1,5", "-,25", "2"], ["1,234", "12,345.5", "7"], ["5%", "7.5 %", ""], ["1.234,5", "1 234", "-3"], ["1,5e3", "0"]],
 )
+@pytest.mark.filterwarnings("ignore:.*columns of text are not features")
 def test_numbers_written_as_people_write_them_are_told_of(cells: list[str]) -> None:
     """To take them for categories, as the note on text does, would throw the numbers away."""
     nodes = {**NODES, "price": [cells[i % len(cells)] for i in range(NUMBER)], "town": NODES["label"]}

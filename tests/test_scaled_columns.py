@@ -296,6 +296,7 @@ def test_forgetting_nodes_that_scales_were_measured_at(keep_in_graph: bool) -> N
         *(slow(*way) for way in ((0, True), (1, False), (2, True))),
     ],
 )
+@pytest.mark.filterwarnings("ignore:heads are as if these")
 def test_forgetting_a_few_nodes_of_any_task(number: int, alone: bool) -> None:
     tasks = late()
     found, never = learner_of(), learner_of()
