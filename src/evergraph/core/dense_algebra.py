@@ -32,7 +32,7 @@ from evergraph.core.shortcuts import fast
 from evergraph.core.side_by_side import WORTH_SHARING, blas_threads, side_by_side
 from evergraph.core.symmetric import Panel, SymmetricSum, pack, packed_size, panels
 
-NARROW, TALL = 128, 64  # columns up to which a product takes a kernel of its own, and rows from which it does
+NARROW, TALL = 64, 64  # columns up to which a product takes a kernel of its own, and rows from which it does
 ROWS = 1024  # rows of a product that are computed by one thread
 SMALL = 512  # rows of a matrix up to which float64 is as fast
 EXACT = 1e-8  # relative error of a solution

@@ -279,7 +279,8 @@ class BetweenTasks(OnTrial):
         if not self._own_features_informative():
             blended = [self._explaining(model, blocks, parts) for blocks in self._mixed_sets(model)]
             return torch.stack([self.solve(*each)[0] for each in blended]).mean(0)
-        return self._raised(*(self._voice_requests(model, each)[0] for each in (TRAIN_ONLY, parts)))
+        raised = self._raised(*(self._voice_requests(model, each)[0] for each in (TRAIN_ONLY, parts)))
+        return raised / self.stretch_  # to the scale of the head's scores, for which probabilities are calibrated
 
     def _raised(self, trained: HeadRequest, wanted: HeadRequest) -> Tensor:
         """Return a head stretched to probabilities, by its scores if `trained` alone, with logits raised by `prior`."""
