@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*all of its .* links are asked for"),
     pytest.mark.filterwarnings("ignore:heads are as if these"),
     pytest.mark.filterwarnings("ignore:no .* asked for was left to forget"),
-    pytest.mark.filterwarnings("ignore:nothing was forgotten"),
 ]
 
 SINCE = ("learned", "given", "given_classes", "forgotten", "forgotten_examples")  # of a record: that something was
