@@ -375,15 +375,15 @@ def test_hits_within_a_task_are_those_among_its_classes(graph: Graph) -> None:
     found = []
 
     class Asked(eg.Auto):
-        def _choose_voting(self, context: Context, head: Tensor) -> Tensor:
-            vote = super()._choose_voting(context, head)
+        def _choose_voting(self, context: Context, head: Tensor) -> None:
+            super()._choose_voting(context, head)
+            vote = self._vote(context.model, self.chosen_ridge(), ("train",), head)
             units = torch.nonzero(self._arrived(context)).reshape(-1)
             among = validation_hits(context, [head, vote], units).sum(1).tolist()
             rows = context.batcher.x[context.task.val]  # type: ignore[index]
             for hits, weights in zip(among, (head, vote)):
                 best = [max(units.tolist(), key=lambda unit: float(row @ weights[:, unit])) for row in rows]
                 found.append((hits, sum(b == int(y) for b, y in zip(best, context.batcher.y[context.task.val]))))
-            return vote
 
     learner.method.__class__ = Asked
     learner.learn(task)

@@ -132,7 +132,7 @@ def test_what_is_measured_on_validation_nodes_are_the_decisions_of_heads_without
     leave, differ = eg.Auto._leave_nodes, list[bool]()
 
     def check(self: eg.Auto, context: Context) -> None:
-        model, (head, _) = context.model, context.cache[HELD_OUT]
+        model, head = context.model, context.cache[HELD_OUT]
         expected = self._refined(model, self._solved(model, TRAIN_ONLY), TRAIN_ONLY)
         assert torch.allclose(head, self._prior_corrected(expected), atol=1e-9)
         differ.append(not torch.allclose(expected, self._solved(model, TRAIN_ONLY)))
@@ -146,6 +146,7 @@ def test_what_is_measured_on_validation_nodes_are_the_decisions_of_heads_without
             )
             assert torch.equal(reading.head, head)
         assert self.doubt_ == doubt < 1
+        assert self.judge_edges
         leave(self, context)
 
     monkeypatch.setattr(eg.Auto, "_leave_nodes", check)

@@ -41,6 +41,7 @@ FLAGS = (
 )
 REALS = {torch.float32: ("float", "sqrtf"), torch.float64: ("double", "sqrt")}
 LINE = 64  # bytes of a cache line, as in `steps.c`
+LINES = 2  # cache lines of columns that are multiplied at once: their sums just fill the registers
 MARK = ".sha256"  # suffix of the file with a library's hash
 INDICES = {torch.int32: "int32_t", torch.int64: "int64_t"}
 WORTH_A_THREAD = 2**20  # multiplications from which on work is shared among threads
@@ -257,9 +258,6 @@ class Kernels:
         sizes = (ctypes.c_int64(number) for number in (columns.shape[1] * columns.itemsize // LINE, len(factor)))
         step = ctypes.c_int64(factor.strides[0] // factor.itemsize)
         self._library.solve(*sizes, address(factor), step, address(columns))
-
-
-LINES = 2  # cache lines of columns that are multiplied at once: their sums just fill the registers
 
 
 def few_columns(columns: np.ndarray, kind: np.dtype[Any]) -> np.ndarray | None:

@@ -126,10 +126,9 @@ def read_npz(
         raise EvergraphError(f"{path}: damaged or not an npz file; write one with numpy.savez")
     try:
         with np.load(path, allow_pickle=False) as file:
-            benchmark = {*ADJACENCY, *ATTRIBUTES, "attr_matrix"} & {*file.files} and not {"x", "edge_index"} & {
-                *file.files
-            }
-            members = BENCHMARK if benchmark else PLAIN
+            held = set(file.files)
+            plain = {"x", "edge_index"} & held or not {*ADJACENCY, *ATTRIBUTES, "attr_matrix"} & held
+            members = PLAIN if plain else BENCHMARK
             left_out = () if named_classes else ("class_names",)
             parts = {key: native(file[key]) for key in file.files if key in members and key not in left_out}
             unread = [key for key in file.files if key not in (*members, "adj_shape")]

@@ -190,8 +190,9 @@ def _features(
         wanted or (column for column in table if column not in reserved and table[column].dtype.kind in "fiub")
     )
     text = [column for column in table if column not in reserved and table[column].dtype.kind not in "fiub"]
-    if not wanted and (written := [column for column in text if _written(table, column)]):
-        listed = ", ".join(_with_odd_cell(table, column) for column in written)
+    written = {} if wanted else {column: rows for column in text if (rows := _written(table, column))}
+    if written:
+        listed = ", ".join(_with_cell(table, column, rows[0]) for column, rows in written.items())
         tell(f"{name}: not read as features, since their numbers are written as text: {listed}; {AS_NUMBERS}")
         text = [column for column in text if column not in written]
     if text and not wanted:
@@ -235,13 +236,16 @@ def _written(table: Columns, column: str) -> list[int]:
 
 def _with_odd_cell(table: Columns, column: str) -> str:
     """Return the name of a text column; if most of its cells are numbers, with a cell that does not read as one."""
+    if written := _written(table, column):
+        return _with_cell(table, column, written[0])
     cells = [str(cell) for cell in table[column].tolist()]
     odd = [row for row, cell in enumerate(cells) if cell and not _is_number(cell)]
-    written = _written(table, column)
-    if not written and (not odd or 2 * len(odd) > sum(map(bool, cells))):
-        return repr(column)
-    row = (written or odd)[0]
-    return f"{column!r} ({table.place(row)} holds {cells[row]!r})"
+    return repr(column) if not odd or 2 * len(odd) > sum(map(bool, cells)) else _with_cell(table, column, odd[0])
+
+
+def _with_cell(table: Columns, column: str, row: int) -> str:
+    """Return the name of a column with one of its cells."""
+    return f"{column!r} ({table.place(row)} holds {str(table[column][row])!r})"
 
 
 def _filled(x: np.ndarray, names: list[str], missing: Missing, name: str) -> np.ndarray:

@@ -100,18 +100,18 @@ def read_table(table: Any, name: str, index: Sequence[str] = (), if_empty: str =
     """
     if isinstance(table, (str, Path)):
         return _read_file(Path(table), if_empty)
+    if not is_frame(table):
+        raise EvergraphError(
+            f"{name}: {shown(table)} is not a table; give a .csv or .parquet file, a data frame or a dictionary"
+        )
     levels: Sequence[Any] = ()
     if isinstance(table, Mapping):
         keys, column = list(table), table.__getitem__
     elif hasattr(table, "column_names"):  # a pyarrow table
         keys, column = list(table.column_names), table.column
-    elif hasattr(table, "columns") and hasattr(table, "__getitem__"):
+    else:
         keys, column = list(table.columns), table.__getitem__
         levels = getattr(getattr(table, "index", None), "names", ())
-    else:
-        raise EvergraphError(
-            f"{name}: {shown(table)} is not a table; give a .csv or .parquet file, a data frame or a dictionary"
-        )
     _check_names([str(key) for key in keys], name)
     columns = {key: column(key) for key in keys}
     columns |= {key: table.index.get_level_values(key) for key in levels if key in index and key not in columns}

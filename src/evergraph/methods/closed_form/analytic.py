@@ -35,7 +35,7 @@ from evergraph.problems.base import Problem
 
 RIDGES = (0.05, 0.2, 1.0)
 SCORES = "closed form: scores of all nodes"  # in a graph's cache, with the key of the prediction they come from
-HELD_OUT = "heads that have not learned from the validation nodes"  # in a context's cache: the head and the vote
+HELD_OUT = "the head that has not learned from the validation nodes"  # in a context's cache
 
 
 @METHODS.register
@@ -134,16 +134,16 @@ class Analytic(MovingEncoder, TwoForms):
 
     def decide(self, context: Context) -> None:
         """Score every choice on the task's validation nodes, by heads that have not learned from them."""
-        model, vote = context.model, None
+        model, in_blocks = context.model, self._in_blocks(context.problem, context.model)
         self._note_type(context.problem, model)
         trained = self._choose(context)
-        if self._in_blocks(context.problem, model) and context.count(context.task.val):
+        if in_blocks and context.count(context.task.val):
             self.smoothing_counts_ = self._count_smoothing(context, trained, self.smoothing_counts_)
-            vote = self._choose_voting(context, trained)
+            self._choose_voting(context, trained)
         self.conclude(model)
-        if self._in_blocks(context.problem, model):
+        if in_blocks:
             trained = self._refined(model, trained, TRAIN_ONLY)
-        context.cache[HELD_OUT] = self._prior_corrected(trained), vote
+        context.cache[HELD_OUT] = self._prior_corrected(trained)
 
     def conclude(self, model: GraphModel) -> None:
         """Choose the smoothing share with the largest net gain, and the vote if it costs no more than the premium."""
@@ -278,11 +278,9 @@ class Analytic(MovingEncoder, TwoForms):
         """Return `counts` plus the nodes that smoothing a head's predictions corrects, and breaks, among `units`."""
         return with_changes(counts, context, head, self.smoothing, self._prediction(context.model).smooth, units)
 
-    def _choose_voting(self, context: Context, head: Tensor) -> Tensor:
-        """Count the nodes that the vote corrects and breaks; return the vote, solved from the training nodes alone."""
-        vote = self._vote(context.model, self.chosen_ridge(), TRAIN_ONLY, head)
-        self._count_voting(context, head, vote)
-        return vote
+    def _choose_voting(self, context: Context, head: Tensor) -> None:
+        """Count the nodes that the vote, solved from the training nodes alone, corrects and breaks."""
+        self._count_voting(context, head, self._vote(context.model, self.chosen_ridge(), TRAIN_ONLY, head))
 
     def _count_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
         """Count the nodes that a vote corrects and breaks in place of a head."""
@@ -386,22 +384,19 @@ class Analytic(MovingEncoder, TwoForms):
     @capability(rests_on=("decide", "write"))
     @contextmanager
     def held_out(self, context: Context) -> Iterator[None]:
-        """Replace the final heads, within the context, by heads that have not learned from the validation nodes.
+        """Replace the final head, within the context, by one that has not learned from the validation nodes.
 
-        The task's own graph has no edges between tasks, so the head decides, whatever share of them the vote finds.
+        The task's own graph has no edges between tasks, so none is judged and this head decides.
         """
         _, head = linear_head(context.model)
-        final, votes, doubt = head.detach().clone(), self.vote_, self.doubt_
-        chosen, vote = context.cache[HELD_OUT]
+        final, judges = head.detach().clone(), self.judge_edges
         try:
-            head.data.copy_(chosen)
-            if vote is not None:
-                self.vote_ = {head_name(context.model, head): vote.to(head.dtype)}
-            self.doubt_ = 1.0
+            head.data.copy_(context.cache[HELD_OUT])
+            self.judge_edges = False
             yield
         finally:
             head.data.copy_(final)
-            self.vote_, self.doubt_ = votes, doubt
+            self.judge_edges = judges
 
     @capability(rests_on=("_add", "add_to_sums", "predict"))
     def strangeness(self, view: View) -> Tensor:

@@ -150,7 +150,7 @@ class Auto(BetweenTasks):
 
     def _final_head_requests(self, model: GraphModel, parts: Sequence[str]) -> list[HeadRequest]:
         """Return requests for the heads of the blend and the vote, and the head of own features."""
-        own = [self._explaining(model, self._own(model), parts)] if self.own_ else []
+        own = [self._own_request(model, parts)] if self.own_ else []
         return [*self._blend_requests(model, parts), *self._voice_requests(model, parts), *own]
 
     def conclude(self, model: GraphModel) -> None:
@@ -202,8 +202,7 @@ class Auto(BetweenTasks):
         if not all(read):
             layout: Layout = capable(context.model, "feature_layout")()  # type: ignore[misc]
             fold = self._narrow(context.model, read, layout.linear_width)
-            held_out = context.cache[HELD_OUT]
-            context.cache[HELD_OUT] = tuple(None if head is None else fold(head, 0) for head in held_out)
+            context.cache[HELD_OUT] = fold(context.cache[HELD_OUT], 0)
             context.task.graph.cache.clear()  # it holds features of dropped blocks
 
 

@@ -64,13 +64,9 @@ class BetweenTasks(OnTrial):
         return {name: rows_of(block_of_row, blocks) for name, blocks in sets.items()}
 
     def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
-        """Return the vote that is used (`_voting`), with its logits raised."""
-        return self._prior_corrected_vote(model, self._ways(model, parts, head))
-
-    def _prior_corrected_vote(self, model: GraphModel, ways: dict[str, Tensor]) -> Tensor:
         """Return the vote that decides and judges edges: the logits of every voice are raised like those of a head."""
         voices = BESIDE_VOICES if self._voting() == BESIDE else len(self.voices(model))
-        vote = ways[self._voting()].clone()
+        vote = self._ways(model, parts, head)[self._voting()].clone()
         vote[-1] += voices * self.temperature * self._log_worth().to(vote)
         return vote
 
@@ -92,6 +88,10 @@ class BetweenTasks(OnTrial):
         """Return a request for the head on `blocks` alone, with the ridge that explains most."""
         rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
         return HeadRequest([self._explained(model, blocks)[1]], parts, rows)
+
+    def _own_request(self, model: GraphModel, parts: Sequence[str]) -> HeadRequest:
+        """Return a request for the head on own features alone, with the ridge that explains most."""
+        return self._explaining(model, self._own(model), parts)
 
     def _voice_requests(self, model: GraphModel, parts: Sequence[str]) -> list[HeadRequest]:
         """Return requests for the voices of the vote."""
@@ -151,7 +151,7 @@ class BetweenTasks(OnTrial):
         if not self._own_features_informative():
             ways[MIXED] = self._mixed_head(model, parts)
         if self.own_:
-            own = self.solve(*self._explaining(model, self._own(model), parts))[0]
+            own = self.solve(*self._own_request(model, parts))[0]
             ways |= {OWN: own, BESIDE: head + own + together / len(voices)}
         return ways
 
@@ -191,7 +191,7 @@ class BetweenTasks(OnTrial):
         """
         way, found = self.elsewhere(), list[tuple[Tensor, Tensor]]()
         if way in (VOICES, OWN):
-            own = self._explaining(model, self._own(model), parts)
+            own = self._own_request(model, parts)
             found.append((self.solve(*own)[0], own.rows))  # type: ignore[arg-type]
         if way == VOICES:
             voices = self._solved_voices(model, parts)
@@ -199,8 +199,8 @@ class BetweenTasks(OnTrial):
             found.append((self._weighted(model, voices) / len(voices), self._rows_of(model, {VOICES: read})[VOICES]))
         return found
 
-    def _choose_voting(self, context: Context, head: Tensor) -> Tensor:
-        """Count what chooses between the ways that may decide where edges join tasks; return the vote.
+    def _choose_voting(self, context: Context, head: Tensor) -> None:
+        """Count what chooses between the ways that may decide where edges join tasks.
 
         In a task's own graph neighbours give the task away, but not where edges join tasks. What neighbours reveal
         about the class, as features or by smoothing, is what remains when only the task's own classes compete.
@@ -216,7 +216,6 @@ class BetweenTasks(OnTrial):
                 counts = with_changes_between(context, counts, hits[way], hits[OWN])
                 self.own_within_ = {**self.own_within_, way: counts}
         self._count_voting(context, ways[MIXED], ways[self._voting()])
-        return self._prior_corrected_vote(context.model, ways)
 
     def _own_alone(self, model: GraphModel) -> tuple[float, float]:
         """Return the share of variance that own features explain, and the ridge that explains most."""
@@ -264,12 +263,12 @@ class BetweenTasks(OnTrial):
         if way == MIXED:
             self.elsewhere_ = {MIXED: {name: self._mixed_head(model, learned).to(vote.dtype)}}
             return
-        own = self.solve(*self._explaining(model, self._own(model), learned))[0]
+        own = self.solve(*self._own_request(model, learned))[0]
         self.elsewhere_ = {OWN: {name: own.to(vote.dtype)}}
 
     def _own_judge(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
         """Return the head on own features that judges edges if the vote is misled."""
-        return self._raised(*(self._explaining(model, self._own(model), each) for each in (TRAIN_ONLY, parts)))
+        return self._raised(self._own_request(model, TRAIN_ONLY), self._own_request(model, parts))
 
     def _mixed_head(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
         """Return the head on nodes mixed with their neighbours that decides where edges join tasks.
