@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import pkgutil
 import resource
 import threading
 
@@ -236,6 +237,25 @@ def test_reading_while_another_saves(tmp_path):
     finally:
         stop.set()
         writer.join()
+
+
+@pytest.mark.parametrize("moment", ["os.stat", "os.access", "evergraph.persistence.checkpoint.load_file"])
+def test_a_save_that_removes_the_tensors_at_any_moment_of_reading(tmp_path, monkeypatch, moment):
+    """The tensors that the index names go just before the reader looks for them, asks for leave, and opens them."""
+    save_tree(tmp_path, {"x": torch.zeros(3)})
+    tensors = next(tmp_path.glob("tensors-*"))
+    look, saves = pkgutil.resolve_name(moment), []
+
+    def be_overtaken(path, *rest, **options):
+        if path == tensors and not saves:
+            saves.append(path)
+            save_tree(tmp_path, {"x": torch.ones(3)})
+        return look(path, *rest, **options)
+
+    monkeypatch.setattr(moment, be_overtaken)
+    assert torch.equal(load_tree(tmp_path)["x"], torch.ones(3))
+    assert saves
+    assert not tensors.exists()
 
 
 def test_two_saves_into_one_folder_take_turns(tmp_path, monkeypatch):

@@ -28,7 +28,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:no .* asked for was left to forget"),
 ]
 
-SINCE = ("learned", "given", "given_classes", "forgotten", "forgotten_examples")  # of a record: that something was
+# entries of a record which say that something was forgotten since
+SINCE = ("learned", "given", "given_outline", "given_classes", "forgotten", "forgotten_examples")
 
 
 FORMS = ("gram_", "factor_", "factor_targets_", "task_rows_")  # of sums: one matrix, or the rows that make it

@@ -50,6 +50,8 @@ def regular_file(path: str | Path) -> Path:
     if not stat.S_ISREG(mode):
         raise EvergraphError(f"{path} is {KINDS.get(stat.S_IFMT(mode), 'a socket')}, not a file")
     if not os.access(path, os.R_OK):
+        if not exists(path):  # removed just now
+            raise MissingFileError(f"no file {path}")
         raise EvergraphError(f"cannot read {path} (permission denied)")
     return Path(path)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from evergraph.data import Task
+from evergraph.data.outline import outline
 from evergraph.methods.access import Access
 from evergraph.methods.state import count_bytes
 from evergraph.training.calibration import temperature_of
@@ -22,7 +23,8 @@ FALSE_ALARMS = 0.05
 def task_card(task: Task) -> dict[str, Any]:
     """Describe a task for its record: when it was learned, from which graph, and how many examples each class has.
 
-    Also whether other tasks may hold the same nodes: by `ids`, or because the graphs of a stream are `joined`.
+    Also whether other tasks may hold the same nodes: by `ids`, or because the graphs of a stream are `joined`. By its
+    `outline` the graph is recognized when it comes in another order, with other labels, or with more nodes.
     """
     parts = {"training": task.train, "validation": task.val, "test": task.test}
     card: dict[str, Any] = {
@@ -36,6 +38,8 @@ def task_card(task: Task) -> dict[str, Any]:
         own = torch.bincount(task.graph.y[task.train], minlength=task.graph.num_classes)
         sizes = _over_all(task, own.tolist())
         card["classes"] = [[task.graph.class_names[place], sizes[place]] for place in task.class_positions]
+    if (sums := outline(task)) is not None:
+        card["outline"] = sums.whole()
     return card
 
 

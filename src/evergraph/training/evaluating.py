@@ -15,7 +15,7 @@ from evergraph.data.targets import as_known
 from evergraph.errors import EvergraphError, one_of, tell
 from evergraph.evaluation import METRICS, Evaluation, Metric
 from evergraph.training.inputs import Tasks, as_tasks
-from evergraph.training.learned_data import learned_from, trained_on, without_forgotten
+from evergraph.training.learned_data import learned_altered, learned_from, trained_on, without_forgotten
 from evergraph.training.predicting import check_features, check_learned, tell_of_directions
 
 if TYPE_CHECKING:
@@ -83,6 +83,11 @@ def _tell_of_trained(learner: Learner, tasks: list[Task]) -> None:
             tell(
                 f"{task.graph.name}: {count:,} of {tests:,} test {task.graph.level}s were trained on, "
                 "since it was learned with others, or none, held out; accuracy on them says little about new ones"
+            )
+        elif learned_from(learner, task) is None and (before := learned_altered(learner, task)) is not None:
+            tell(
+                f"{before.how_altered(task.graph)}; test nodes may have been trained on, and accuracy on those says "
+                "little about new ones"
             )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data import ClassName, Graph, Task, TaskStream, as_graph
+from evergraph.data.outline import outline
 from evergraph.data.targets import as_known
 from evergraph.errors import EvergraphError, EvergraphWarning
 from evergraph.training.inputs import example_ids
@@ -80,7 +81,9 @@ class Learned:
         forgotten = {"unlabelled": self.unlabelled.tolist(), "removed": self.removed.tolist()}
         count = int(torch.isin(self.own, self.forgotten).sum())
         entries = {"given": self.given.mark(), "forgotten": forgotten, "forgotten_examples": count}
-        return {**entries, "given_classes": list(self.given.class_positions)}
+        sums = outline(self.given)
+        given = {} if sums is None else {"given_outline": sums.whole()}
+        return {**entries, **given, "given_classes": list(self.given.class_positions)}
 
 
 def task_numbers(*numbers: int) -> str:
@@ -99,6 +102,8 @@ class LearnedBefore:
         forgotten: number of examples of the same data that were forgotten since.
         whole: whether it is one of those tasks itself, as its data were given.
         other_classes: classes of the task that none of those tasks had.
+        altered: if the graph is that of one of those tasks in another order, with other labels or with more nodes: the
+            number of nodes that it had. All examples count then, as what is held out may differ.
     """
 
     numbers: list[int]
@@ -107,6 +112,17 @@ class LearnedBefore:
     forgotten: int
     whole: bool
     other_classes: list[ClassName]
+    altered: int | None = None
+
+    def how_altered(self, graph: Graph) -> str:
+        """Say how the graph differs from the one that was learned."""
+        gone = f" ({graph.level}s forgotten since: {self.forgotten})" if self.forgotten else ""
+        task = f"task {task_numbers(*self.numbers)}{gone}"
+        if self.altered == graph.num_nodes:
+            how = "in another order or with other labels"
+            return f"{graph.name}: its {self.total} labelled nodes are those of {task}, {how}"
+        too = f"the {self.examples} examples among these are labelled here too"
+        return f"{graph.name} begins with the {self.altered} nodes of {task}, and {too}"
 
 
 def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> LearnedBefore | None:
@@ -123,16 +139,37 @@ def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> 
         if marks & {record["mark"], record.get("given")}:
             return LearnedBefore([number], train.numel(), train.numel(), len(_forgotten(record)), True, [])
     if graph is None or graph.rows is not None:
-        return None
+        return learned_altered(learner, task)
     found = [learned for learned in _matches(learner, graph) if torch.isin(train, learned.given.train).any()]
     if not found:
-        return None
+        return learned_altered(learner, task)
     known = torch.cat([learned.given.train for learned in found])
     forgotten = {example for learned in found for example in _forgotten(learner.records[learned.number])}
     met = {name for learned in found for name in learned.given.class_names}
     others = [name for name in task.class_names if name not in met]
     numbers, examples = [learned.number for learned in found], int(torch.isin(train, known).sum())
     return LearnedBefore(numbers, train.numel(), examples, len(forgotten), False, others)
+
+
+def learned_altered(learner: Learner, task: Task) -> LearnedBefore | None:
+    """Return the task whose nodes, edges and examples are a task's too: reordered, labelled otherwise or among more."""
+    outlines = [
+        (number, record[kind])
+        for number, record in enumerate(learner.records)
+        for kind in ("outline", "given_outline")
+        if kind in record
+    ]
+    sums = outline(task) if outlines and learner.problem.kind == "classes" else None
+    if sums is None:
+        return None
+    names = set(as_known(task.class_names, learner.classes_))
+    for number, known in outlines:
+        if sums.begins_with(known) and names & set(learner.history[number]["classes"]):
+            nodes, examples = known[:2]
+            forgotten = len(_forgotten(learner.records[number]))
+            total = task.train.numel() + task.val.numel() + task.test.numel()
+            return LearnedBefore([number], total, examples, forgotten, False, [], nodes)
+    return None
 
 
 def _own(examples: Tensor, graph: Graph) -> Tensor:

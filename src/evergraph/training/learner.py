@@ -375,6 +375,10 @@ def _once_more(task: Task, before: LearnedBefore) -> str:
     gone = f", including {level}s forgotten since ({before.forgotten})" if before.forgotten else ""
     if before.whole:
         return f"{task.graph.name}: this very task was learned already, as task {numbers}; it is learned again{gone}"
+    if before.altered is not None:
+        same = before.altered == task.graph.num_nodes
+        fix = "to correct labels, forget these nodes first" if same else "label new nodes only"
+        return f"{before.how_altered(task.graph)}; they are learned again and count twice ({fix})"
     return (
         f"{task.graph.name}: {before.examples} of {before.total} training {level}s were learned already, in task "
         f"{numbers}; they are learned again{gone}"
