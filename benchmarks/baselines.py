@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.setting import SETTINGS, Steps
-from evergraph.core.sparse import as_dense
+from evergraph.core.features import as_dense
 from evergraph.data.graph import Graph
 from evergraph.models.gcn import GCN
 from evergraph.problems import NodeClassification

@@ -94,7 +94,7 @@ class Contender:
     def learner(self, seed: int) -> Any:
         """Return an untrained learner."""
         import evergraph as eg
-        from evergraph.core.settings import parse_setting
+        from evergraph.core.settings_from_text import parse_setting
 
         method = eg.make_method(self.method, self.settings)
         model = eg.make_model(self.model or method.model, **self.model_settings)

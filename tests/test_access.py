@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import evergraph as eg
-from evergraph.core.sparse import SparseMatrix, as_dense
+from evergraph.core.features import as_dense
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.tasks import union
 from evergraph.experiments.method_table import keeps_old_data
 from evergraph.experiments.told import other_test_nodes

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import evergraph as eg
-from evergraph.core.sparse import SparseMatrix, as_dense, with_self_loops
+from evergraph.core.features import as_dense, with_self_loops
+from evergraph.core.sparse import SparseMatrix
 from evergraph.core.symmetric import packed_size, unpack
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph

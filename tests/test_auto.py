@@ -12,7 +12,8 @@ from torch import Tensor
 
 import evergraph as eg
 from evergraph.core import symmetric
-from evergraph.core.sparse import SparseMatrix, as_dense
+from evergraph.core.features import as_dense
+from evergraph.core.sparse import SparseMatrix
 from evergraph.core.symmetric import pack, unpack
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph

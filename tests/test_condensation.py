@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 import evergraph as eg
 from brute_force import close, flat, make, step_gradient
-from evergraph.core.sparse import SparseMatrix, as_dense
+from evergraph.core.features import as_dense
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.datasets.sbm import sbm
 from evergraph.methods.class_shares import SMALLEST_SHARE, class_shares
 from evergraph.methods.condensation.puma import unlabelled

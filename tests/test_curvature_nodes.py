@@ -26,9 +26,9 @@ from brute_force import (
     tiny_graph,
 )
 from evergraph.core.capabilities import capable
+from evergraph.core.features import as_dense
 from evergraph.core.recording import recorded_products
 from evergraph.core.shortcuts import fast_paths
-from evergraph.core.sparse import as_dense
 from evergraph.curvature import (
     LABELS,
     fisher_diagonal,

@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 import evergraph as eg
 from evergraph.cli import make_app
 from evergraph.core import mapped_pages
+from evergraph.core.features import as_dense
 from evergraph.core.mapped_pages import PAGEMAP, release_pages
 from evergraph.core.params import copy_params
-from evergraph.core.sparse import SparseMatrix, as_dense
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data import mapped
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph, make_graph

@@ -7,7 +7,8 @@ import torch
 
 import evergraph as eg
 from brute_force import make
-from evergraph.core.sparse import SparseMatrix, as_dense
+from evergraph.core.features import as_dense
+from evergraph.core.sparse import SparseMatrix
 from evergraph.errors import EvergraphError
 from evergraph.methods.memory import Budget, Piece, Replayed, in_turns, joined, smaller_form
 from evergraph.methods.memory.budget import turns

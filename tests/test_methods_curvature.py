@@ -28,9 +28,10 @@ from brute_force import (
     step_gradient,
     tiny_graph,
 )
+from evergraph.core.features import Features, as_dense
 from evergraph.core.params import copy_params
 from evergraph.core.shortcuts import fast_paths
-from evergraph.core.sparse import Features, SparseMatrix, as_dense
+from evergraph.core.sparse import SparseMatrix
 from evergraph.curvature import forward, pick_labels
 from evergraph.data.graph import Graph, make_graph
 from evergraph.methods import (

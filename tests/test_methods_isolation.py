@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import evergraph as eg
 from brute_force import seeded, tiny_graph
-from evergraph.core.sparse import as_dense, with_ones
+from evergraph.core.features import as_dense, with_ones
 from evergraph.data.batching import Neighbourhoods
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph

@@ -28,7 +28,8 @@ from brute_force import (
     step_gradient,
     tiny_graph,
 )
-from evergraph.core.sparse import SparseMatrix, as_dense
+from evergraph.core.features import as_dense
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.datasets.sbm import sbm
 from evergraph.errors import EvergraphError
 from evergraph.methods.memory import Budget, Piece, joined
@@ -601,7 +602,7 @@ def test_without_a_memory_there_is_nothing_to_stand_in() -> None:
         (lambda: eg.ERGNN(sampler="best"), "ERGNN: sampler='best' must be one of: mean-of-feature, coverage, "),
         (
             lambda: eg.SSM(neighbours=(3, -1)),
-            r"SSM: neighbours=\(3, -1\) must be a list with items each a whole number",
+            r"SSM: neighbours=\(3, -1\) must be a list, each item a whole number",
         ),
         (lambda: eg.SEM(curvature="none"), "SEM: curvature='none' must be one of: bound, ollivier"),
         (lambda: eg.make_method("ssm", {"neighbours": "3,x"}), "ssm: neighbours='3,x' must be a list"),

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import evergraph as eg
 from cases import slow
-from evergraph.core.sparse import SparseMatrix, as_dense
+from evergraph.core.features import as_dense
+from evergraph.core.sparse import SparseMatrix
 from evergraph.core.symmetric import unpack
 from evergraph.data.batching import Batch
 from evergraph.data.datasets.sbm import sbm

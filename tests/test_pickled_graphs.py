@@ -14,7 +14,7 @@ import scipy.sparse as sp
 import torch
 
 import evergraph as eg
-from evergraph.core.sparse import as_dense
+from evergraph.core.features import as_dense
 from evergraph.data.mapped import read_mapped, write_mapped
 from evergraph.data.parts import read_parts, write_parts
 

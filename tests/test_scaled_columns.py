@@ -16,7 +16,7 @@ from benchmarks import column_scales
 
 import evergraph as eg
 from cases import slow
-from evergraph.core.sparse import as_dense
+from evergraph.core.features import as_dense
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import make_graph
 from evergraph.errors import EvergraphError, EvergraphWarning

@@ -20,7 +20,7 @@ from rich.table import Table
 
 import evergraph as eg
 from evergraph.cli.tune import _trials_table
-from evergraph.core.sparse import as_dense
+from evergraph.core.features import as_dense
 from evergraph.data.class_parts import parts_of_classes
 from evergraph.experiments.result_file import CELLS, read_results
 from evergraph.experiments.selection import (

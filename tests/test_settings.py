@@ -45,8 +45,8 @@ REFUSED = {
     "sbm: nodes='many' must be a whole number": lambda: eg.stream("sbm:nodes=many"),
     "stream: min_class_size=-1 must be": lambda: eg.stream("sbm", min_class_size=-1),
     "stream: classes_per_task=0 must be": lambda: eg.stream("sbm", classes_per_task=0),
-    "RunSpec: seeds=.. must be a list with items each a whole number of at least 0 and below 4,294,967,296 that is not "
-    "empty": lambda: eg.RunSpec("sbm", seeds=[]),
+    "RunSpec: seeds=.. must be a list that is not empty, each item a whole number of at least 0 and below "
+    "4,294,967,296": lambda: eg.RunSpec("sbm", seeds=[]),
     "EWC: strength=-1.0 must be": lambda: eg.make_method("ewc", {"strength": "-1"}),
     "ewc: strength='x' must be a finite number of at least 0": lambda: eg.make_method("ewc", {"strength": "x"}),
     "Auto: balance=1000000000000.0 must be a finite number of at least 0 and at most 2": lambda: eg.Auto(balance=1e12),

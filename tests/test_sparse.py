@@ -11,8 +11,9 @@ from scipy import sparse as sp
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from evergraph.core.features import sparse_product, take_rows, with_ones
 from evergraph.core.shortcuts import fast_paths
-from evergraph.core.sparse import SparseMatrix, sparse_product, take_rows, with_ones
+from evergraph.core.sparse import SparseMatrix
 from evergraph.core.tangent_products import pair_product
 
 

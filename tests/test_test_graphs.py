@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import GIN
 
 import evergraph as eg
-from evergraph.core.sparse import SparseMatrix, as_dense
+from evergraph.core.features import as_dense
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data import TEST_GRAPHS, neighbourhood_means
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.mapped import read_mapped, write_mapped

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import evergraph as eg
-from evergraph.core.sparse import SparseMatrix, as_dense, with_self_loops
+from evergraph.core.features import as_dense, with_self_loops
+from evergraph.core.sparse import SparseMatrix
 from evergraph.core.symmetric import unpack
 from evergraph.data import Graph
 from evergraph.data.datasets.sbm import sbm

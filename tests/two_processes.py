@@ -26,8 +26,8 @@ from torch_geometric import nn as pyg
 import evergraph as eg
 import test_conformance as conformance
 from evergraph.core import shared_memory
+from evergraph.core.features import as_dense
 from evergraph.core.shared_memory import MemoryFile
-from evergraph.core.sparse import as_dense
 from evergraph.core.workers import ConnectionLostError, Workers, join_workers, workers
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.parts import read_parts, task_of_parts, write_parts

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from evergraph.core.features import Features, product
 from evergraph.core.row_pieces import fused_kernels
 from evergraph.core.shortcuts import rounded_products
-from evergraph.core.sparse import Features, product
 from evergraph.core.tangent_products import batched, members_at
 
 MOST_UNITS, MOST_INPUTS = 128, 1024  # largest layer that the kernels support

@@ -15,7 +15,8 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from evergraph.core.compiled import Kernels, readable
-from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.core.features import Features
+from evergraph.core.sparse import SparseMatrix
 
 
 def propagated_layer_suits(hidden: Tensor, operator: Features) -> bool:

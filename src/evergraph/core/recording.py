@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from evergraph.core.features import Features
 from evergraph.core.params import Direction
-from evergraph.core.sparse import Features
 
 
 class Product(NamedTuple):

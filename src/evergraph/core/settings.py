@@ -143,7 +143,7 @@ def check_arguments(
     called: Callable[..., Any], owner: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> inspect.BoundArguments:
     """Return the arguments of a call, converted as declared; `owner` names the function or class in messages."""
-    signature, declared = _declarations(called)
+    signature, declared = declarations(called)
     try:
         given = signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -164,7 +164,7 @@ def check_setting(owner: str, name: str, value: Any, kind: Any) -> Any:
     """Return a value converted as declared (a NumPy number to Python's, a list to a tuple), or raise the error."""
     found, fits = _conform(value, kind)
     if not fits:
-        words = _words(kind)
+        words = words_of(kind)
         if "whole number" in words and isinstance(value, int) and abs(value) > LARGEST:
             words += " and below 2^63"
         raise EvergraphError(f"{owner}: {name}={shown(value)} must be {words}")
@@ -174,7 +174,7 @@ def check_setting(owner: str, name: str, value: Any, kind: Any) -> Any:
 def misfit(value: Any, kind: Any) -> str:
     """Return why a value that was read does not fit its declaration (`TypedDict`s key by key); empty if it does."""
     if not is_typeddict(kind):
-        return "" if _conform(value, kind)[1] else f"{shown(value)} must be {_words(kind)}"
+        return "" if _conform(value, kind)[1] else f"{shown(value)} must be {words_of(kind)}"
     if not isinstance(value, dict):
         return f"{shown(value)} must be an object"
     for key, declared in _keys_of(kind).items():
@@ -182,7 +182,7 @@ def misfit(value: Any, kind: Any) -> str:
             if key in kind.__required_keys__:
                 return f"there is no {key!r}"
         elif not _conform(value[key], declared)[1]:
-            return f"{key}={shown(value[key])} must be {_words(declared)}"
+            return f"{key}={shown(value[key])} must be {words_of(declared)}"
     return ""
 
 
@@ -238,20 +238,22 @@ def _conform(value: Any, kind: Any) -> tuple[Any, bool]:
     return value, kind is Any or not isinstance(kind, type) or isinstance(value, kind)
 
 
-def _words(kind: Any) -> str:
-    """Return what a declaration asks for, in words."""
+def words_of(kind: Any, which: str = "") -> str:
+    """Return what a declaration asks for, in words; `which` limits it further."""
     if get_origin(kind) is Annotated:
         inner, *marks = get_args(kind)
-        return " ".join([_words(inner), *(str(mark) for mark in marks if isinstance(mark, MARKS))])
+        return words_of(inner, which + "".join(f" {mark}" for mark in marks if isinstance(mark, MARKS)))
     if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(_words(choice) for choice in sorted(get_args(kind), key=lambda k: k is not type(None)))
+        choices = sorted(get_args(kind), key=lambda choice: choice is not type(None))
+        return " or ".join(words_of(choice) for choice in choices) + which
     if get_origin(kind) is Literal:
-        return f"one of: {', '.join(str(choice) or repr(choice) for choice in get_args(kind))}"
+        return f"one of: {', '.join(str(choice) or repr(choice) for choice in get_args(kind))}{which}"
     if get_origin(kind) in (list, tuple, Sequence):
-        return f"a list with items each {_words(get_args(kind)[0])}"
+        return f"a list{which}, each item {words_of(get_args(kind)[0])}"
     words: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
     words |= {type(None): "none", Callable: "a function or a class"}
-    return words.get(get_origin(kind) or kind) or f"of type {getattr(get_origin(kind) or kind, '__name__', kind)}"
+    said = words.get(get_origin(kind) or kind) or f"of type {getattr(get_origin(kind) or kind, '__name__', kind)}"
+    return said + which
 
 
 def _equal(value: Any, default: Any) -> bool:
@@ -264,7 +266,7 @@ def _equal(value: Any, default: Any) -> bool:
 _known: weakref.WeakKeyDictionary[Any, tuple[inspect.Signature, dict[str, Any]]] = weakref.WeakKeyDictionary()
 
 
-def _declarations(called: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+def declarations(called: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
     """Return the signature of a class or function, and the declaration of each argument that has one."""
     if called not in _known:
         signature = inspect.signature(called)
@@ -340,67 +342,3 @@ def settings_kept(made: Any, *, all_of_them: bool = True) -> dict[str, Any]:
             f"store it as self.{missing[0]}"
         )
     return {name: getattr(made, name) for name in known if name not in missing}
-
-
-def configure(kind: type, name: str, settings: Mapping[str, Any]) -> Any:
-    """Make an instance of `kind`, named `name` in messages, with text converted to the type of each setting."""
-    known = settings_of(kind)
-    for key in settings:
-        if key not in known:
-            raise unknown(f"setting of {name}", key, known or ["(none)"])
-    return kind(**{key: parse_setting(kind, key, value, owner=name) for key, value in settings.items()})
-
-
-def parse_setting(called: Callable[..., Any], key: str, value: Any, *, owner: str) -> Any:
-    """Convert a setting of a class or function from text to its declared type, else to the type of its default."""
-    if not isinstance(value, str):
-        return value
-    signature, declared = _declarations(called)
-    default, kind = signature.parameters[key].default, declared.get(key, UNDECLARED)
-    if kind is UNDECLARED:
-        kind = UNDECLARED if default is UNDECLARED else type(default)
-    return parse_text(owner, key, value, kind, default)
-
-
-def parse_text(owner: str, key: str, text: str, kind: Any, default: Any) -> Any:
-    """Convert text to what a declaration asks for."""
-    try:
-        return _parse(text, kind)
-    except (ValueError, KeyError):
-        raise EvergraphError(
-            f"{owner}: {key}={shown(text)} must be {_words(kind)} (the default is {default!r})"
-        ) from None
-
-
-def _parse(text: str, kind: Any) -> Any:
-    if get_origin(kind) is Annotated:
-        return _parse(text, get_args(kind)[0])
-    if get_origin(kind) in (Union, types.UnionType):
-        choices = [choice for choice in get_args(kind) if choice is not type(None)]
-        if type(None) in get_args(kind) and text.lower() == "none":
-            return None
-        if str in choices:
-            return text
-        return _parse(text, choices[0]) if len(choices) == 1 else _guess(text)
-    if get_origin(kind) is Literal:
-        named = [c for c in get_args(kind) if c == text or (type(c) is not str and str(c).lower() == text.lower())]
-        return named[0] if named else text
-    if kind is bool:
-        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-    if kind in (int, float):
-        return kind(text)
-    if get_origin(kind) is tuple:
-        return tuple(_parse(item, get_args(kind)[0]) for item in text.split(","))
-    if get_origin(kind) in (list, Sequence):
-        return [_parse(item, get_args(kind)[0]) for item in text.split(",")]
-    if kind in (list, tuple):
-        return [_guess(item) for item in text.split(",")]
-    return _guess(text) if kind is type(None) else text
-
-
-def _guess(text: str) -> Any:
-    """Convert text to none, a truth value, a whole number or a number."""
-    words = {"none": None, "true": True, "false": False}
-    if text.lower() in words:
-        return words[text.lower()]
-    return int(text) if text.lstrip("+-").isdecimal() else float(text)

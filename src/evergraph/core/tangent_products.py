@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from evergraph.core.features import Features, product
 from evergraph.core.row_pieces import fused_kernels
-from evergraph.core.sparse import Features, SparseMatrix, product
+from evergraph.core.sparse import SparseMatrix
 
 READ_OFTEN = 4  # entries in a column from which two dense factors are put side by side for one product
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from evergraph.core.features import Features, take_rows
 from evergraph.core.params import trained_params
 from evergraph.core.recording import recorded_products
-from evergraph.core.sparse import Features, SparseMatrix, take_rows
+from evergraph.core.sparse import SparseMatrix
 from evergraph.curvature.labels import label_factors
 from evergraph.curvature.per_example import MEMORY, Batches, batched_gradients, counted_bytes
 

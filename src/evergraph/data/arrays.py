@@ -10,7 +10,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.core.features import Features
+from evergraph.core.sparse import SparseMatrix
 from evergraph.errors import EvergraphError, first_line, shown, tell
 
 SMALLEST = 1e-18  # if all features are smaller, or one larger than its inverse, their squares are lost in float32

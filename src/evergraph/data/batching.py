@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from evergraph.core.chosen_rows import chosen_rows
+from evergraph.core.features import Features, as_dense, sparse_product, take_rows
 from evergraph.core.needed_rows import NeededRows
 from evergraph.core.picked_rows import PickedRows
-from evergraph.core.sparse import Features, SparseMatrix, as_dense, sparse_product, take_rows
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.fixed_sampling import distinct
 from evergraph.errors import EvergraphError
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from evergraph.core.sparse import Features, SparseMatrix, product, with_self_loops
+from evergraph.core.features import Features, product, with_self_loops
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.graph import Graph
 
 HOPS = 2  # hops over which features are averaged before classes are cut: what a two-layer network sees of a node

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evergraph.core.sparse import SparseMatrix, block_diagonal, take_rows
+from evergraph.core.features import block_diagonal, take_rows
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.arrays import as_array, make_adjacency, read_edges
 from evergraph.data.attributes import read_attributes, read_splits
 from evergraph.data.graph import Graph, make_graph

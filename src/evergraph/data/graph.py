@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from evergraph.core.edits import Contents
+from evergraph.core.features import Features, take_rows
 from evergraph.core.mapped_pages import release_pages
-from evergraph.core.sparse import Features, SparseMatrix, take_rows
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.arrays import as_array, make_adjacency, read_edges, read_features, read_weights
 from evergraph.data.attributes import (
     Attribute,

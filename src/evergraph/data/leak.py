@@ -7,8 +7,9 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from evergraph.core.features import Features, take_rows
 from evergraph.core.settings import checked
-from evergraph.core.sparse import Features, SparseMatrix, take_rows
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.graph import Graph
 from evergraph.data.streams import TaskStream
 from evergraph.data.test_graphs import TEST_GRAPHS

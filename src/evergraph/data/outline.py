@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.core.features import Features
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.tasks import Task
 
 Hashes = npt.NDArray[np.uint64]

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from evergraph.core.edits import Contents
+from evergraph.core.features import Features, block_diagonal
 from evergraph.core.settings import NonNegativeInt, NotEmpty, PositiveInt, Seed, checked
-from evergraph.core.sparse import Features, SparseMatrix, block_diagonal
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.arrangement import (
     chosen_positions,
     given_split,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evergraph.core.settings import parse_setting, settings_of
+from evergraph.core.settings import settings_of
+from evergraph.core.settings_from_text import parse_setting
 from evergraph.data import TEST_GRAPHS, dataset_of, source_name
 from evergraph.errors import EvergraphError, unknown
 from evergraph.evaluation import mean_std

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evergraph.core.settings import checked, configure, settings_of
+from evergraph.core.settings import checked, settings_of
+from evergraph.core.settings_from_text import configure
 from evergraph.errors import EvergraphError, unknown
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, Replay, Step, View

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
-from evergraph.core.sparse import Features, sparse_product, take_rows
+from evergraph.core.features import Features, sparse_product, take_rows
 from evergraph.data.graph import Graph
 from evergraph.errors import tell
 from evergraph.methods.base import Context

@@ -1,6 +1,7 @@
 """Models: the paper's GCN, GraphSAGE, GAT, GIN, PDGNN, random features, and a wrapper for any PyG-style module."""
 
-from evergraph.core.settings import checked, configure, parse_setting
+from evergraph.core.settings import checked
+from evergraph.core.settings_from_text import configure, parse_setting
 from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, GraphModel, neighbourhoods
 from evergraph.models.gcn import GCN

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from evergraph import registry
 from evergraph.core.capabilities import Answer, No, capable
+from evergraph.core.features import Features
 from evergraph.core.settings import Checked, settings_kept
 from evergraph.core.shortcuts import fast
-from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, lacks

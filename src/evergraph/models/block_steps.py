@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from evergraph.core.sparse import Features, SparseMatrix, sparse_product
+from evergraph.core.features import Features, sparse_product
+from evergraph.core.sparse import SparseMatrix
 from evergraph.models.feature_blocks import Block
 
 PIECE = 128  # columns of a projection that are propagated at once on a CPU

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergraph.core.sparse import Features, SparseMatrix, as_dense
+from evergraph.core.features import Features, as_dense
+from evergraph.core.sparse import SparseMatrix
 from evergraph.errors import EvergraphError
 
 OTHERS = "others"

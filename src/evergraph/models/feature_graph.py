@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from evergraph.core.capabilities import Answer, capability
+from evergraph.core.features import Features, with_ones, with_self_loops
 from evergraph.core.recording import linear
 from evergraph.core.settings import PositiveInt
-from evergraph.core.sparse import Features, SparseMatrix, with_ones, with_self_loops
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from evergraph.core.capabilities import capable
-from evergraph.core.sparse import product
+from evergraph.core.features import product
 from evergraph.core.tangent_products import Rows
 from evergraph.data.batching import Batch, Neighbourhoods
 

@@ -10,18 +10,13 @@ from torch.nn import functional as F
 
 from evergraph.core.activated_layer import activated_layer, fused_layer_suits
 from evergraph.core.capabilities import Answer, No, capability, capable
+from evergraph.core.features import Features, sparse_product, with_ones, with_self_loops
 from evergraph.core.params import Direction, Params
 from evergraph.core.propagated_layer import propagated_layer, propagated_layer_suits
 from evergraph.core.recording import linear, noted, recording
 from evergraph.core.settings import BelowOne, Depth, PositiveInt
 from evergraph.core.shortcuts import fast
-from evergraph.core.sparse import (
-    Features,
-    SparseMatrix,
-    sparse_product,
-    with_ones,
-    with_self_loops,
-)
+from evergraph.core.sparse import SparseMatrix
 from evergraph.core.tangent_products import anchored_product, pair_product
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph

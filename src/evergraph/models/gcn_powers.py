@@ -21,8 +21,9 @@ from scipy import sparse as sp
 from torch import Tensor
 from torch.nn import functional as F
 
+from evergraph.core.features import Features, take_rows, with_ones
 from evergraph.core.params import Params
-from evergraph.core.sparse import Features, SparseMatrix, take_rows, with_ones
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Batch
 from evergraph.models.fixed_products import fixed_product
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evergraph.core.sparse import Features, SparseMatrix, as_dense, take_rows, with_column
+from evergraph.core.features import Features, as_dense, take_rows, with_column
+from evergraph.core.sparse import SparseMatrix
 from evergraph.core.workers import workers
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError

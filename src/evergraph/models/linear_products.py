@@ -17,8 +17,9 @@ from torch import Tensor
 
 from evergraph.core import large
 from evergraph.core.dense_algebra import outer_product
+from evergraph.core.features import Features
 from evergraph.core.side_by_side import side_by_side
-from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.core.sparse import SparseMatrix
 from evergraph.core.symmetric import packed_size, panels, unpack
 from evergraph.models.feature_blocks import Block, unit_rows
 

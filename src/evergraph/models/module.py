@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from evergraph.core.capabilities import Answer, capability
+from evergraph.core.features import Features, as_dense
 from evergraph.core.settings import NonNegativeInt
-from evergraph.core.sparse import Features, SparseMatrix, as_dense
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
+from evergraph.core.features import Features, as_dense, take_rows
 from evergraph.core.shared_memory import Board
-from evergraph.core.sparse import Features, SparseMatrix, as_dense, take_rows
+from evergraph.core.sparse import SparseMatrix
 from evergraph.core.workers import ALONE
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph

@@ -18,16 +18,10 @@ from torch import Tensor, nn
 from evergraph.core import large
 from evergraph.core.capabilities import capability
 from evergraph.core.dense_algebra import product
+from evergraph.core.features import Features, take_rows, with_column, with_ones, with_self_loops
 from evergraph.core.recording import linear
 from evergraph.core.settings import NonNegative, NonNegativeInt, PositiveInt
-from evergraph.core.sparse import (
-    Features,
-    SparseMatrix,
-    take_rows,
-    with_column,
-    with_ones,
-    with_self_loops,
-)
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError

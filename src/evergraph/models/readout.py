@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from evergraph.core.capabilities import Answer, capability, capable
+from evergraph.core.features import Features, with_ones
 from evergraph.core.recording import linear
 from evergraph.core.settings import PositiveInt
-from evergraph.core.sparse import Features, SparseMatrix, with_ones
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError

@@ -7,9 +7,10 @@ from scipy import sparse as sp
 from torch import Tensor
 
 from evergraph.core.capabilities import Answer, capability
+from evergraph.core.features import Features, with_ones
 from evergraph.core.recording import linear
 from evergraph.core.settings import BelowOne, Depth, PositiveInt
-from evergraph.core.sparse import Features, SparseMatrix, with_ones
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.models.base import MODELS, Form, unpadded

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.core.features import Features
+from evergraph.core.sparse import SparseMatrix
 from evergraph.models.feature_blocks import Block
 
 

@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from evergraph.core.capabilities import capable
+from evergraph.core.features import Features
 from evergraph.core.finite import nan_unless_finite
 from evergraph.core.params import Params
 from evergraph.core.pulled import pull_back
 from evergraph.core.randomness import drawing_for
 from evergraph.core.settings import is_zero
 from evergraph.core.shortcuts import fast, full_precision
-from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.core.sparse import SparseMatrix
 from evergraph.core.workers import workers
 from evergraph.data.batching import Batch
 from evergraph.methods.base import STEP_HOOKS, Context, Method, Step

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from evergraph import registry
-from evergraph.core.settings import Checked, check_arguments, parse_setting
+from evergraph.core.settings import Checked, check_arguments
+from evergraph.core.settings_from_text import parse_setting
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, unknown
 

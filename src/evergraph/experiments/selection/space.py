@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evergraph.core.settings import parse_text, settings_of
+from evergraph.core.settings import settings_of
+from evergraph.core.settings_from_text import parse_text
 from evergraph.errors import EvergraphError, shown, unknown
 from evergraph.experiments.specification import RunSpec
 from evergraph.methods import METHODS, make_method, parts_of, preferred_model

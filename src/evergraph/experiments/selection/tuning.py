@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evergraph.core.settings import configure, settings_of
+from evergraph.core.settings import settings_of
+from evergraph.core.settings_from_text import configure
 from evergraph.errors import unknown
 from evergraph.experiments.engines import MakeEngine
 from evergraph.experiments.metric_titles import describe_metric

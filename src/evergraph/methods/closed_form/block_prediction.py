@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
-from evergraph.core.sparse import Features, SparseMatrix, with_self_loops
+from evergraph.core.features import Features, with_self_loops
+from evergraph.core.sparse import SparseMatrix
 from evergraph.methods.closed_form.judged_edges import judge_edges
 from evergraph.models.base import GraphModel
 

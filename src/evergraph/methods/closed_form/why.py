@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
-from evergraph.core.sparse import with_self_loops
+from evergraph.core.features import with_self_loops
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import View
 from evergraph.methods.closed_form.block_prediction import BlockPrediction, Reading

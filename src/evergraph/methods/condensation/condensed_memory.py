@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from evergraph.core.features import Features, as_dense, take_rows
 from evergraph.core.settings import NonNegativeInt, Positive, PositiveInt
-from evergraph.core.sparse import Features, as_dense, take_rows
 from evergraph.methods.access import Access
 from evergraph.methods.base import Context, search_over
 from evergraph.methods.memory import MemoryMethod, Piece

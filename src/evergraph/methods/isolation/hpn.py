@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from evergraph.core.capabilities import Answer, No, capability, capable
+from evergraph.core.features import with_ones
 from evergraph.core.settings import BelowOne, Bounds, NonNegative
 from evergraph.core.shortcuts import fast
-from evergraph.core.sparse import with_ones
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, View, search_over

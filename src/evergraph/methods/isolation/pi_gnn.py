@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability, capable
+from evergraph.core.features import Features
 from evergraph.core.params import copy_params, named_params
 from evergraph.core.randomness import own_numbers, random_subset
 from evergraph.core.settings import NonNegative, NonNegativeInt, PositiveInt
-from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.data.tasks import Task

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from evergraph.core.capabilities import capability, capable
+from evergraph.core.features import Features
 from evergraph.core.randomness import uniform
 from evergraph.core.settings import BelowOne, NonNegativeInt, Positive
-from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.core.features import Features
+from evergraph.core.sparse import SparseMatrix
 
 Loss = Callable[[Tensor], Tensor]
 """Function from the features of the synthetic nodes to a scalar that is small if they match the real ones."""

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability
+from evergraph.core.features import take_rows
 from evergraph.core.settings import PositiveInt
-from evergraph.core.sparse import SparseMatrix, take_rows
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Batch
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError

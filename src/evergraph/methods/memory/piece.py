@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergraph.core.sparse import Features, SparseMatrix, take_rows
+from evergraph.core.features import Features, take_rows
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.graph import Graph
 from evergraph.methods.state import count_bytes
 

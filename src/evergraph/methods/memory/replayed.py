@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from evergraph.core.capabilities import capable
+from evergraph.core.features import block_diagonal
 from evergraph.core.randomness import own_numbers, random_subset
-from evergraph.core.sparse import block_diagonal
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import ClassName, Graph
 from evergraph.data.tasks import Task, stack_features

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from evergraph.core.sparse import take_rows
+from evergraph.core.features import take_rows
 from evergraph.data.graph import Graph
 from evergraph.methods.base import Context
 from evergraph.methods.memory.piece import Piece, smaller_form

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
-from evergraph.core.sparse import Features, SparseMatrix, as_dense, sparse_product
+from evergraph.core.features import Features, as_dense, sparse_product
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
 from evergraph.models.base import GraphModel

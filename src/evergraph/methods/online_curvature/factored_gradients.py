@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
+from evergraph.core.features import product
 from evergraph.core.params import Direction, Params, all_trained
 from evergraph.core.recording import recorded_products
 from evergraph.core.shortcuts import fast
-from evergraph.core.sparse import SparseMatrix, product
+from evergraph.core.sparse import SparseMatrix
 from evergraph.core.workers import workers
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.methods.base import Context, Step

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evergraph.core.features import Features, take_rows
 from evergraph.core.params import Params
-from evergraph.core.sparse import Features, SparseMatrix, take_rows
+from evergraph.core.sparse import SparseMatrix
 from evergraph.methods.base import Context
 from evergraph.methods.online_curvature.class_means import class_sums
 from evergraph.methods.propagation import depth, propagated

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability
+from evergraph.core.features import as_dense, take_rows
 from evergraph.core.params import Params, named_params
 from evergraph.core.recording import recorded_products
 from evergraph.core.settings import Bounds, NonNegative, PositiveInt
-from evergraph.core.sparse import as_dense, take_rows
 from evergraph.curvature import measuring
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, search_over

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
+from evergraph.core.features import as_dense, take_rows
 from evergraph.core.settings import NonNegative, Positive
-from evergraph.core.sparse import as_dense, take_rows
 from evergraph.curvature import in_mode, outputs_at
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context, search_over
