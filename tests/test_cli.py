@@ -461,7 +461,7 @@ BAD = [
     (["run", "--lr", "nan"], "lr=nan must be"),
     (["run", "--batch-size", "-1"], "batch_size=-1 must be"),
     (["run", "--fan-out", "a,b"], "--fan-out 'a,b' is not a list of numbers"),
-    (["run", "--fan-out", "5,0"], "fan_out=(5, 0) must be none or a list that is not empty, each item a whole number of at least 1"),
+    (["run", "--fan-out", "5,0"], "fan_out=(5, 0) must be none or a list that is not empty, each item a whole number"),
     (["run", "--seeds", "0"], "Invalid value for '--seeds'"),
     (["run", "--classes-per-task", "0"], "classes_per_task=0 must be none or a whole number of at least 1"),
     (["run", "--classes-per-task", "11"], "classes_per_task=11 is impossible"),
