@@ -254,7 +254,7 @@ def test_a_node_that_says_nothing_is_told_by_its_neighbours(graph: Graph) -> Non
     prediction = BlockPrediction(
         head=model.head, vote=model.head, task_of_unit=torch.tensor([0, 0, 1, 1, 2, 2]),
         graph_features=model.graph_features, graph_scores=model.graph_scores, feature_scores=model.feature_scores,
-        temperature=0.1, smoothing=0.5, judges=False, doubt=0.0, elsewhere=Way(torch.zeros(0), 0),
+        temperature=0.1, smoothing=0.5, judges=False, tolerated=0.02, elsewhere=Way(torch.zeros(0), 0),
     )  # fmt: skip
     scores = torch.zeros(graph.num_nodes, 6, dtype=torch.float64)
     scores[torch.arange(graph.num_nodes), graph.y] = 1.0
@@ -269,10 +269,10 @@ def test_a_node_that_says_nothing_is_told_by_its_neighbours(graph: Graph) -> Non
     "elsewhere",
     [(2, 0.0), (1, 0.0), (0, 0.5), (1, 0.25), (2, 0.75, None, 0.25), (1, 0.0, None, 0.5), (0, 0.5, None, 1.0)],
 )
-@pytest.mark.parametrize("doubt", [0.0, 1.0], ids=["judged", "as it stands"])
+@pytest.mark.parametrize("tolerated", [0.02, 1.0], ids=["judged", "as it stands"])
 @pytest.mark.parametrize("first", [False, True], ids=["the vote judges", "another head judges first"])
 def test_scores_are_the_same_with_features_at_hand_and_without(
-    graph: Graph, elsewhere: tuple[Any, ...], doubt: float, first: bool, monkeypatch: pytest.MonkeyPatch
+    graph: Graph, elsewhere: tuple[Any, ...], tolerated: float, first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_prediction, "MISLED", -10.0)  # the vote always counts as misled
     torch.manual_seed(1)  # the features' seed
@@ -284,7 +284,7 @@ def test_scores_are_the_same_with_features_at_hand_and_without(
     prediction = BlockPrediction(
         head=head, vote=vote, task_of_unit=torch.tensor([0, 0, 1, 1, 2, 2]), graph_features=model.graph_features,
         graph_scores=model.graph_scores, feature_scores=model.feature_scores, temperature=0.1,
-        smoothing=0.5 if doubt > 0.5 else 0.0, judges=True, doubt=doubt, elsewhere=way,
+        smoothing=0.5 if tolerated > 0.5 else 0.0, judges=True, tolerated=tolerated, elsewhere=way,
     )  # fmt: skip
     x, adjacency = graph.x.float(), graph.adjacency.to(torch.float32)
     features = model.graph_features(x, model.operator(graph).to(torch.float32))
@@ -292,7 +292,7 @@ def test_scores_are_the_same_with_features_at_hand_and_without(
     found = prediction.scores(x, adjacency, features)
     assert torch.equal(prediction.scores(x, adjacency, None), found)
     by_vote = dataclasses.replace(prediction, elsewhere=way._replace(own=None))
-    judged_otherwise = first and doubt < 0.5 and way.unjudged < 1
+    judged_otherwise = first and tolerated < 0.5 and way.unjudged < 1
     # BLAS sums a head in another order beside one head than beside two, which is not so on every processor
     assert judged_otherwise != torch.allclose(by_vote.scores(x, adjacency, features), found, rtol=1e-3, atol=1e-3)
     assert first != (by_vote.key(model, torch.device("cpu")) == prediction.key(model, torch.device("cpu")))
@@ -300,7 +300,7 @@ def test_scores_are_the_same_with_features_at_hand_and_without(
     scores = model.feature_scores(reading.features, reading.head)
     over = reading.smoothed_over
     parts = [share * model.graph_scores(x, with_self_loops(edges), reading.head) for edges, share in reading.over]
-    assert len(parts) == (2 if len(elsewhere) > 2 and elsewhere[0] and doubt < 0.5 else 1)
+    assert len(parts) == (2 if len(elsewhere) > 2 and elsewhere[0] and tolerated < 0.5 else 1)
     assert torch.allclose(torch.stack(parts).sum(0), scores, atol=1e-5)
     expected = scores / 0.1 if over is None else prediction.smooth(over, scores, reading.smoothing)
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
@@ -314,7 +314,7 @@ def test_own_features_judge_first_where_they_find_a_tenth_fewer_edges_within_tas
     prediction = BlockPrediction(
         head=model.head, vote=model.head, task_of_unit=torch.tensor([0, 0, 1, 1, 2, 2]),
         graph_features=model.graph_features, graph_scores=model.graph_scores, feature_scores=model.feature_scores,
-        temperature=0.1, smoothing=0.0, judges=True, doubt=0.0, elsewhere=Way(model.head, 2, own=model.head),
+        temperature=0.1, smoothing=0.0, judges=True, tolerated=0.02, elsewhere=Way(model.head, 2, own=model.head),
     )  # fmt: skip
     adjacency = graph.adjacency.to(torch.float64)
     own = torch.nn.functional.one_hot(graph.y, 6).double()

@@ -471,6 +471,33 @@ def test_own_features_judge_edges_where_neighbours_mislead_the_vote() -> None:
     assert not method.elsewhere_
 
 
+def test_few_edges_between_tasks_are_tolerated_where_the_other_way_of_deciding_costs_much() -> None:
+    """Own features cost a seventh of the nodes here: with a tenth of the edges between tasks the head still decides."""
+    graph = sbm(nodes=1000, classes=4, degree=8, homophily=0.15, features=16, signal=1.0, seed=957)
+    stream = eg.TaskStream(graph, 2)
+    learner = eg.Learner(eg.MixedFeatures(hidden=448), "auto", device="cpu").fit(stream)
+    method = learner.method
+    assert isinstance(method, eg.Auto) and method.elsewhere() == "own"
+    lost = max(method.set_hits_.values()) - method.set_hits_[method.own_]
+    assert method._cost_elsewhere() == pytest.approx(lost / method.validated_) and lost > 0.1 * method.validated_
+    seen = stream.tests(1, 0, "seen")[0]
+    task = (seen.y >= 2).long()
+    sources, targets = seen.edge_index
+    between = task[sources] != task[targets]
+    number = torch.minimum(sources, targets) * seen.num_nodes + torch.maximum(sources, targets)
+    nodes = torch.cat([task.test for task in stream])
+    accuracy = {}
+    for tenths in (1, 10):
+        kept = ~between | (number % 10 < tenths)
+        ends = (torch.ones(int(kept.sum())), (targets[kept], sources[kept]))
+        some = seen.altered(adjacency=SparseMatrix.from_scipy(sp.csr_matrix(ends, shape=(seen.num_nodes,) * 2)))
+        for judges in (True, False):
+            method.judge_edges = judges
+            hits = learner.logits(some).argmax(1)[nodes] == seen.y[nodes]
+            accuracy[tenths, judges] = float(hits.double().mean())
+    assert accuracy[1, True] == accuracy[1, False] > accuracy[10, True] > accuracy[10, False]
+
+
 def test_own_features_are_compared_with_the_vote_that_there_is() -> None:
     method = eg.Auto()
     method.own_, method.chosen_, method.own_explains_, method.votes_ = "own", "apart", 0.3, True

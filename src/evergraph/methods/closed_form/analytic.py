@@ -35,6 +35,8 @@ from evergraph.problems.base import Problem
 
 RIDGES = (0.05, 0.2, 1.0)
 SCORES = "closed form: scores of all nodes"  # in a graph's cache, with the key of the prediction they come from
+FEW = 0.03  # share of edges between tasks, beyond that found in training graphs, that is always tolerated
+PER_COST = 1.5  # share of them that is tolerated besides, for each node that the other way of deciding costs
 HELD_OUT = "the head that has not learned from the validation nodes"  # in a context's cache
 
 
@@ -325,9 +327,18 @@ class Analytic(MovingEncoder, TwoForms):
             temperature=self.temperature,
             smoothing=share,
             judges=self.judge_edges and len({task for task in self.task_of_unit_ if task >= 0}) > 1,
-            doubt=self.doubt_,
+            tolerated=FEW + self.doubt_ + PER_COST * self._cost_elsewhere(),
             elsewhere=Way(vote, 2) if self.votes_ else Way(head, 0 if share else 1, share),
         )
+
+    def _cost_elsewhere(self) -> float:
+        """Return the share of validation nodes that the way that decides where edges join tasks costs where none do.
+
+        On a graph with few edges between tasks the head loses little, but the other way costs nearly as much as on a
+        task's own graph. So the more it costs, the more such edges are tolerated.
+        """
+        right, wrong = self.voting_
+        return max(wrong - right, 0) / max(self.validated_, 1) if self.votes_ else 0.0
 
     def _learn_doubt(self, context: Context) -> None:
         """Update the largest share of a task's own edges that is mistaken for edges between tasks."""

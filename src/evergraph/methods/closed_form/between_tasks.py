@@ -252,6 +252,12 @@ class BetweenTasks(OnTrial):
         keeps_up = wrong - right <= BEHIND_MIXED * self.validated_
         return VOICES if speaks and self.votes_ and keeps_up else MIXED
 
+    def _cost_elsewhere(self) -> float:
+        best = self.set_hits_.get(self.chosen_, 0)
+        mixed, (right, wrong) = self.set_hits_.get(MIXED, best), self.voting_
+        hits = {OWN: self.set_hits_.get(self.own_, best), VOICES: mixed + right - wrong, MIXED: mixed}
+        return max(best - hits[self.elsewhere()], 0) / max(self.validated_, 1)
+
     def _write_elsewhere(self, model: GraphModel) -> None:
         """Solve and store the head for graphs with edges between tasks; if it is the vote, what may judge before it."""
         (name, vote), way = next(iter(self.vote_.items())), self.elsewhere()

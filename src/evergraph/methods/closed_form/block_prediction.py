@@ -4,8 +4,8 @@ Training sees only the edges within a task. A graph to predict on may have edges
 block of features, the more of them reach it. So besides the head there is the vote: the sum of the head and of one
 head on the blocks of each smaller depth (a node's own features, then its neighbours'). Its softmax is the normalized
 product of their softmaxes. The vote on the tasks of an edge's two ends gives the probability that they belong to the
-same task: the edge is judged. If hardly more edges seem to join tasks than in training graphs, the head predicts on
-the graph as it is. Otherwise features are computed again on the graph with weighted edges, and the vote decides if
+same task: the edge is judged. If few edges seem to join tasks (`tolerated`), the head predicts on the graph as it is.
+Otherwise features are computed again on the graph with weighted edges, and the vote decides if
 the validation nodes allow it. Where the vote is misled, own features judge the edges before it. If the validation
 nodes favour smoothing, the head's probabilities are mixed with the neighbours', over the weighted edges. All this uses
 the test graph alone.
@@ -29,7 +29,6 @@ from evergraph.models.base import GraphModel
 
 WHOLE = ("graph_features", "graph_scores", "feature_scores")  # capabilities needed to read a whole graph at once
 ROUNDS = 5  # of smoothing
-FEW = 0.02  # share of edges between tasks, beyond that found in training graphs, that is ignored
 MISLED = 0.1  # share of the edges the vote finds within tasks, from which on it is misled if own features find fewer
 
 
@@ -98,7 +97,7 @@ class BlockPrediction:
         temperature: of the softmax that turns least-squares scores into probabilities.
         smoothing: share of the neighbours' probabilities in the head's predictions; 0 for none.
         judges: whether edges are judged.
-        doubt: share of edges within a task that are mistaken for edges between tasks: the largest in a training graph.
+        tolerated: share of edges between tasks up to which the head predicts on the graph as it is.
         elsewhere: how nodes are predicted if there are edges between tasks.
     """
 
@@ -111,7 +110,7 @@ class BlockPrediction:
     temperature: float
     smoothing: float
     judges: bool
-    doubt: float
+    tolerated: float
     elsewhere: Way
 
     def key(self, model: GraphModel, device: torch.device) -> str:
@@ -123,7 +122,7 @@ class BlockPrediction:
         for tensor in (self.head, self.vote, self.elsewhere.head, *self.elsewhere.own_heads(), self.task_of_unit):
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         way = (self.elsewhere.judgements, self.elsewhere.smoothing, self.elsewhere.unjudged)
-        rest = (self.temperature, self.smoothing, self.judges, self.doubt, way)
+        rest = (self.temperature, self.smoothing, self.judges, self.tolerated, way)
         return f"{features()} {device} {self.head.dtype} {digest.hexdigest()} {rest}"
 
     def scores(
@@ -144,7 +143,7 @@ class BlockPrediction:
         unweighted = [way.head] if way.unjudged or not way.judgements else []
         own, vote, *others = read(adjacency, self.head, self.vote, *unweighted, *way.own_heads())
         edges, share = self.weigh(adjacency, vote, joining) if self.judges else (adjacency, 0.0)
-        if share <= FEW + self.doubt:
+        if share <= self.tolerated:
             return self.mixed(adjacency, own, self.smoothing)
         edges = self.first_judged(adjacency, edges, share, others[len(unweighted) :], joining)
         for _ in range(way.judgements - 1):
@@ -159,7 +158,7 @@ class BlockPrediction:
     def reading(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Reading:
         """Return what `scores` are computed from: which head reads which features, and how they are smoothed."""
         weighted, share = self.judge(adjacency, features, joining) if self.judges else (adjacency, 0.0)
-        if share <= FEW + self.doubt:
+        if share <= self.tolerated:
             smoothed = adjacency if self.smoothing else None
             return Reading(self.head, features, [(adjacency, 1.0)], smoothed, self.smoothing)
         way, unweighted, over = self.elsewhere, features, [(adjacency, 1.0)]
