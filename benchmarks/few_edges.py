@@ -26,8 +26,8 @@ from benchmarks.seven_graphs import GRAPHS, Cell, Contender, cells, read, stream
 KEPT = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 """Shares of the edges between tasks that are kept."""
 RULES = ("auto", "head", "other", "before")
-"""`auto` as it is, its head alone, its way for graphs with edges between tasks alone, and the rule of before: that way
-from a share of 2 % on, beyond what is found in the tasks' own graphs, whatever it costs."""
+"""`auto` as it is, its head alone, its way for graphs with edges between tasks alone, and `auto` as it was before: that
+way decided whatever it cost where there are no such edges."""
 
 
 def measure(cell: Cell, data_root: str) -> dict[str, Any]:
@@ -90,10 +90,8 @@ def with_edges(graph: Any, kept: Any) -> Any:
 
 def predicted_by(rule: str, learner: Any, graph: Any) -> Any:
     """The labels that a rule predicts at all nodes."""
-    from evergraph.methods.closed_form.analytic import FEW, PER_COST
-
     method = learner.method
-    costs: dict[str, Callable[[], float]] = {"other": lambda: -1e9, "before": lambda: (0.02 - FEW) / PER_COST}
+    costs: dict[str, Callable[[], float]] = {"other": lambda: -1e9, "before": lambda: 0.0}
     method.judge_edges = rule != "head"
     if rule in costs:
         method._cost_elsewhere = costs[rule]

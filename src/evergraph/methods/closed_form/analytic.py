@@ -35,7 +35,7 @@ from evergraph.problems.base import Problem
 
 RIDGES = (0.05, 0.2, 1.0)
 SCORES = "closed form: scores of all nodes"  # in a graph's cache, with the key of the prediction they come from
-FEW = 0.03  # share of edges between tasks, beyond that found in training graphs, that is always tolerated
+FEW = 0.02  # share of edges between tasks, beyond that found in training graphs, that is always tolerated
 PER_COST = 1.5  # share of them that is tolerated besides, for each node that the other way of deciding costs
 HELD_OUT = "the head that has not learned from the validation nodes"  # in a context's cache
 
