@@ -535,7 +535,7 @@ def test_products_of_factors_stay_within_the_budget(memory: str, monkeypatch: py
 
     plain = factored.outer_product
     monkeypatch.setattr(factored, "outer_product", counted)
-    monkeypatch.setattr(eg.Auto, "_too_much", lambda self: False)  # no set is dropped
+    monkeypatch.setattr(eg.Auto, "too_much", lambda self: False)  # no set is dropped
     graph = sbm(nodes=324, classes=4, degree=6, features=12, signal=3.0, seed=4)
     heads = []
     for room in (memory, "1GB"):
