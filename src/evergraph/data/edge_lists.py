@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evergraph.data.numbers_as_text import AS_NUMBERS, WRITTEN, is_number
+from evergraph.data.numbers_as_text import AS_NUMBERS, WRITTEN, holds_numbers, is_number
 from evergraph.data.tables import (
     Columns,
     as_keys,
@@ -67,7 +68,7 @@ def read_edge_list(
     if index := index_columns(table, (*columns, weight_column)):
         tell_of_index(index, "weight, if it weighs the edges", called)
     if weight_column is None and (others := [column for column in table if column not in (*columns, *index)]):
-        numeric = [column for column in others if table[column].dtype.kind in "fiub"]
+        numeric = [column for column in others if table[column].dtype.kind in "fiub" or holds_numbers(table[column])]
         hint = f" (weight={numeric[0]} would weigh them by it)" if numeric else ""
         tell(f"{called}: all edges weigh the same; columns not read: {', '.join(others)}{hint}")
     if unnamed and (other := _ids_of(unnamed, table, columns)):
@@ -104,17 +105,17 @@ def _ends(table: Columns, given: tuple[str | None, str | None], weight: str | No
 
 
 def _weights(table: Columns, column: str, name: str) -> np.ndarray:
-    """Return a column of edge weights, or raise an error that names the row without one."""
+    """Return a column of edge weights, also of text, or raise an error that names the row without one."""
     values = table[column]
     if values.ndim != 1:
         raise EvergraphError(f"{name}: column {column!r} holds vectors; give one weight per edge")
     check_filled(table, column, values, name)
+    weights = values
     if values.dtype.kind == "O":
-        wrong = [not is_number(cell) for cell in values.tolist()]
-    else:
-        wrong = (~np.isfinite(values) | (values < 0)).tolist()
-    if True in wrong:
-        row = wrong.index(True)
+        weights = np.array([float(cell) if is_number(cell) else math.nan for cell in values.tolist()])
+    wrong = ~np.isfinite(weights) | (weights < 0)
+    if wrong.any():
+        row = int(wrong.argmax())
         weight = values.tolist()[row]
         fix = (
             AS_NUMBERS
@@ -122,7 +123,7 @@ def _weights(table: Columns, column: str, name: str) -> np.ndarray:
             else "weights are finite numbers of at least 0"
         )
         raise EvergraphError(f"{name}: {table.place(row)} has the weight {weight!r} in column {column!r}; {fix}")
-    return values
+    return weights
 
 
 def _ids_of(unnamed: dict[str, np.ndarray], edges: Columns, ends: Sequence[str]) -> str:

@@ -13,7 +13,14 @@ from evergraph.core.settings import checked
 from evergraph.data.arrays import LARGEST, tell_of_lost_digits
 from evergraph.data.edge_lists import read_edge_list
 from evergraph.data.graph import Graph, make_graph
-from evergraph.data.numbers_as_text import AS_NUMBERS, rows_written, with_cell, with_odd_cell
+from evergraph.data.numbers_as_text import (
+    AS_NUMBERS,
+    CONVERT,
+    as_numbers,
+    holds_numbers,
+    rows_written,
+    with_odd_cell,
+)
 from evergraph.data.tables import (
     TABLE_FILES,
     Columns,
@@ -135,10 +142,10 @@ def _others(table: Columns, taken: Collection[str | None]) -> dict[str, np.ndarr
 
 
 def _numbers(table: Columns, column: str, name: str) -> np.ndarray:
-    """Return a column of numbers to predict; a column of empty text has no known numbers."""
+    """Return a column of numbers to predict, which may be written as text."""
     values = table[column]
-    if values.dtype.kind == "O" and not any(values.tolist()):
-        return np.full(len(values), np.nan)
+    if (found := as_numbers(values)) is not None:
+        return found
     if values.dtype.kind not in "fiub":
         fix = f"; {AS_NUMBERS}" if rows_written(table, column) else ""
         raise EvergraphError(
@@ -166,7 +173,7 @@ def _features(
 ) -> tuple[np.ndarray, list[str]]:
     """Return the feature matrix and the names of its columns; a column of vectors becomes several.
 
-    Unless the table is `labelled`, the warning about columns of text asks whether one of them holds the classes.
+    Unless the table is `labelled`, warnings about columns of text ask whether one of them holds the classes.
     """
     if isinstance(wanted, str):
         wanted = [wanted]
@@ -175,25 +182,17 @@ def _features(
     for column in wanted or ():
         pick(table, column, (), "a feature", name)
         if table[column].dtype.kind not in "fiub":
+            shown, what = with_odd_cell(table, column), "text and cannot be a feature"
             fix = AS_NUMBERS if rows_written(table, column) else "give numbers, or a column of 0 and 1 for each value"
-            raise EvergraphError(
-                f"{name}: column {with_odd_cell(table, column)} holds text and cannot be a feature; {fix}"
-            )
+            if holds_numbers(table[column]):
+                what, fix = "numbers as text", CONVERT
+            raise EvergraphError(f"{name}: column {shown} holds {what}; {fix}")
     chosen = list(
         wanted or (column for column in table if column not in reserved and table[column].dtype.kind in "fiub")
     )
     text = [column for column in table if column not in reserved and table[column].dtype.kind not in "fiub"]
-    written = {} if wanted else {column: rows for column in text if (rows := rows_written(table, column))}
-    if written:
-        listed = ", ".join(with_cell(table, column, rows[0]) for column, rows in written.items())
-        tell(f"{name}: not read as features, since their numbers are written as text: {listed}; {AS_NUMBERS}")
-        text = [column for column in text if column not in written]
-    if text and not wanted:
-        listed = ", ".join(with_odd_cell(table, column) for column in text)
-        repeating = () if labelled else [column for column in text if _repeats(table[column])]
-        one, label = (repr(repeating[0]), repeating[0]) if len(repeating) == 1 else ("one of them", "COLUMN")
-        hint = f"; if {one} holds the classes, add label={label}" if repeating else ""
-        tell(f"{name}: columns of text are not features: {listed}; give each of their values a column of 0 and 1{hint}")
+    if not wanted:
+        _tell_of_text(table, text, name, labelled)
     if not chosen:
         raise EvergraphError(f"{name}: no column of numbers to take as features; its columns are: {', '.join(table)}")
     parts, names = [], []
@@ -212,6 +211,32 @@ def _features(
     x = np.concatenate(parts, axis=1)
     tell_of_lost_digits(x, names, name)
     return _filled(x.astype(np.float32), names, missing, name), names
+
+
+def _tell_of_text(table: Columns, columns: Sequence[str], name: str, labelled: bool) -> None:
+    """Warn about columns of text, which are not features, and ask for the classes unless the table is `labelled`."""
+    numbers = [column for column in columns if holds_numbers(table[column])]
+    written = [column for column in columns if rows_written(table, column)]
+    text = [column for column in columns if column not in (*numbers, *written)]
+    as_text = "not read as features, since their numbers are written as text"
+    for some, what, fix in (
+        (written, as_text, AS_NUMBERS),
+        (numbers, as_text, CONVERT),
+        (text, "columns of text are not features", "give each of their values a column of 0 and 1"),
+    ):
+        if some:
+            listed = ", ".join(with_odd_cell(table, column) for column in some)
+            hint = "" if labelled or some is written else _where_classes_may_be(table, some)
+            tell(f"{name}: {what}: {listed}; {fix}{hint}")
+
+
+def _where_classes_may_be(table: Columns, columns: Sequence[str]) -> str:
+    """Say how to name the column of the classes, if one of these may be it."""
+    repeating = [column for column in columns if _repeats(table[column])]
+    if not repeating:
+        return ""
+    one, label = (repr(repeating[0]), repeating[0]) if len(repeating) == 1 else ("one of them", "COLUMN")
+    return f"; if {one} holds the classes, add label={label}"
 
 
 def _repeats(values: np.ndarray) -> bool:
