@@ -591,6 +591,20 @@ def test_where_own_features_say_nothing_two_depths_are_blended(graph: Graph) -> 
     assert not torch.allclose(heads[0], heads[1])
 
 
+def test_where_own_features_say_something_mixed_scores_have_the_scale_of_the_head(graph: Graph) -> None:
+    """One factor stretches both to probabilities, since they share a temperature; the prior is divided by it too."""
+    method, model = eg.Auto(ridge=25.0), eg.MixedFeatures(hidden=56)  # a ridge that shrinks scores
+    eg.Learner(model, method, dtype=torch.float64).fit(eg.TaskStream(graph, 2))
+    method.own_explains_ = 0.3
+    head = method._mixed_head(model, ("train",))
+    assert 1.1 < method.stretch_ < 4.9
+    assert method._stretch(head, torch.arange(head.size(0))) == pytest.approx(method.stretch_)
+    raised = method.temperature * method._log_worth() / method.stretch_
+    assert raised.abs().max() > 1e-3
+    method.prior = "weights"
+    assert torch.allclose(head[-1], method._mixed_head(model, ("train",))[-1] + raised, atol=1e-9)
+
+
 @pytest.mark.parametrize(
     ("counts", "share"),
     [
