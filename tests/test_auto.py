@@ -535,7 +535,7 @@ def test_products_of_factors_stay_within_the_budget(memory: str, monkeypatch: py
 
     plain = factored.outer_product
     monkeypatch.setattr(factored, "outer_product", counted)
-    monkeypatch.setattr(eg.Auto, "_too_much", lambda self: False)  # no set is dropped
+    monkeypatch.setattr(eg.Auto, "too_much", lambda self: False)  # no set is dropped
     graph = sbm(nodes=324, classes=4, degree=6, features=12, signal=3.0, seed=4)
     heads = []
     for room in (memory, "1GB"):
@@ -589,6 +589,20 @@ def test_where_own_features_say_nothing_two_depths_are_blended(graph: Graph) -> 
         heads.append(method.solve([method._explained(model, blocks)[1]], ("train",), rows_of(block_of_row, blocks))[0])
     assert torch.allclose(method._ways(model, ("train",), heads[0])["smooth"], (heads[0] + heads[1]) / 2)
     assert not torch.allclose(heads[0], heads[1])
+
+
+def test_where_own_features_say_something_mixed_scores_have_the_scale_of_the_head(graph: Graph) -> None:
+    """One factor stretches both to probabilities, since they share a temperature; the prior is divided by it too."""
+    method, model = eg.Auto(ridge=25.0), eg.MixedFeatures(hidden=56)  # a ridge that shrinks scores
+    eg.Learner(model, method, dtype=torch.float64).fit(eg.TaskStream(graph, 2))
+    method.own_explains_ = 0.3
+    head = method._mixed_head(model, ("train",))
+    assert 1.1 < method.stretch_ < 4.9
+    assert method._stretch(head, torch.arange(head.size(0))) == pytest.approx(method.stretch_)
+    raised = method.temperature * method._log_worth() / method.stretch_
+    assert raised.abs().max() > 1e-3
+    method.prior = "weights"
+    assert torch.allclose(head[-1], method._mixed_head(model, ("train",))[-1] + raised, atol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,33 @@ def test_amounts_add_up_to_the_logit(
         assert found.probability == pytest.approx(float(whole.predict(graph, [node]).probabilities[0]))
 
 
+@pytest.mark.parametrize(
+    ("name", "premium", "decides", "said"),
+    [
+        ("analytic", 0.0, "head", "read by the head itself, on edges weighed by the vote"),
+        ("analytic", 1.0, "vote", "read by a vote of all depths, on edges weighed by it"),
+        ("auto", 0.0, "other", "read by the head that decides on such graphs"),
+    ],
+    ids=["the head itself", "the vote", "another head"],
+)
+def test_what_reads_edges_between_tasks_is_told(name: str, premium: float, decides: str, said: str) -> None:
+    graph = sbm(nodes=200, classes=6, degree=5, homophily=0.6, features=16, signal=1.0, seed=0)
+    stream, method = eg.TaskStream(graph, 2), eg.registry.methods[name](premium=premium, smoothing=0.0)
+    learner = eg.Learner(eg.RandomFeatures(hidden=60), method, dtype=torch.float64, device="cpu").fit(stream)
+    for test_graph in ("seen", "task"):
+        graph, nodes = stream.tests(2, 0, test_graph)
+        node = int(nodes[0])
+        found, logits = learner.why(graph, node), learner.logits(graph)
+        unit = learner.classes_.index(found.label)
+        assert found.logit == pytest.approx(float(logits[node, unit]), abs=1e-9)
+        method.judge_edges = False
+        read_otherwise = not torch.allclose(logits, learner.logits(graph))
+        method.judge_edges = True
+        assert found.between_tasks == read_otherwise == (test_graph == "seen")
+        assert (f"edges between tasks were found: {said}" in found.text()) == (test_graph == "seen")
+        assert found.decides == (decides if test_graph == "seen" else "head")
+
+
 @pytest.mark.parametrize("kind", ["labels", "numbers"])
 @pytest.mark.parametrize("columns", [1, 2])
 def test_amounts_add_up_to_labels_and_numbers(kind: str, columns: int, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,3 +139,54 @@ def test_the_hash_that_convert_wrote_is_not_that_of_an_edited_graph(small_graph:
     graph.x[0] += 1
     assert content_mark(graph) != content_mark(unedited)
     assert eg.Task.of(graph).mark() != eg.Task.of(unedited).mark()
+
+
+def test_labels_edited_after_convert_have_another_hash(small_graph: eg.Graph, tmp_path: Path) -> None:
+    graph, unedited = (read_mapped(write_mapped(small_graph, tmp_path / name)) for name in ("one", "other"))
+    propagated = graph.cache
+    graph.y[0] = -1
+    assert content_mark(graph) != content_mark(unedited)
+    assert graph.cache is propagated  # labels are not among what is propagated
+
+
+@pytest.mark.parametrize("edit", [lambda graph: graph.x.mul_(-5), replace_features, weigh_edges])
+@pytest.mark.parametrize("test_graph", ["task", "seen", "node"])
+def test_a_stream_cuts_its_tasks_from_the_contents_of_now(small_graph: eg.Graph, test_graph: str, edit: Edit) -> None:
+    stream = eg.TaskStream(small_graph, 2)
+    before, task = stream.tests(1, 0, test_graph), stream[0]
+    marks = stream[1].mark(), stream.so_far(1).mark()
+    assert stream[0] is task
+    assert stream.tests(1, 0, test_graph)[0] is before[0]
+    edit(stream.graph)
+    now, copied = stream.tests(1, 0, test_graph), copy.deepcopy(stream)
+    assert torch.equal(now[1], before[1])  # the division stays
+    same = torch.equal(now[0].x, before[0].x), torch.equal(now[0].adjacency.values, before[0].adjacency.values)
+    assert not all(same)
+    assert torch.equal(now[0].x, copied.tests(1, 0, test_graph)[0].x)
+    assert marks != (stream[1].mark(), stream.so_far(1).mark())
+    assert (copied[1].mark(), copied.so_far(1).mark()) == (stream[1].mark(), stream.so_far(1).mark())
+    assert stream[0] is not task
+    assert stream[0] is stream[0]
+
+
+def test_a_learner_is_measured_on_the_edited_graph_of_a_stream(small_stream: eg.TaskStream) -> None:
+    stream = copy.deepcopy(small_stream)
+    learner = LEARNERS["auto"]().fit(stream)
+    before = learner.evaluate(stream).ap
+    stream.graph.x.zero_()
+    assert learner.evaluate(stream).ap < before
+
+
+def test_labels_of_a_stream_may_be_edited_as_long_as_they_fit_its_tasks(small_graph: eg.Graph) -> None:
+    stream = eg.TaskStream(small_graph, 2)
+    train, split = stream[0].train, stream._part.clone()
+    node = int(train[stream[0].graph.y[train] == 0][0])
+    examples = torch.nonzero(stream._task_of == 0).reshape(-1)
+    stream.graph.y[examples[node]] = 1
+    assert stream[0].graph.y[node] == 1
+    assert torch.equal(stream._part, split)
+    for label in (-1, 2):  # no label, and one of the next task
+        stream.graph.y[examples[node]] = label
+        for asked in (lambda: stream[0], lambda: stream.seen(1), lambda: stream.so_far(1), lambda: copy.copy(stream)):
+            with pytest.raises(eg.EvergraphError, match="labels were edited, and no longer fit the tasks"):
+                asked()

@@ -149,6 +149,21 @@ def test_sums_that_became_dense_and_gave_up_sets_are_made_from_the_first_task() 
     assert_same(found, wanted)
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_sums_that_became_dense_and_would_give_up_sets_are_made_from_the_first_task(number: int) -> None:
+    """G was formed after the last task had chosen among all sets, and would leave room for some of them."""
+    stream = eg.TaskStream(sbm(nodes=120, classes=6, degree=4, features=8, signal=0.7, seed=0), 2)
+    found, wanted = (make(eg.Auto.model, hidden=112, memory="1MB") for _ in range(2))
+    found.fit(stream)
+    nodes, later = stream[number].train[:1], [stream[i] for i in range(number, 3)]
+    with pytest.warns(eg.EvergraphWarning, match=STANDS.format("tasks 1 to 3")):
+        found.forget(nodes, later)
+    found.forget(nodes, [*later, *(stream[i] for i in range(number))])
+    for task in stream:
+        wanted.learn(task.without(nodes) if task.index == number else task)
+    assert_same(found, wanted)
+
+
 @pytest.mark.parametrize("settings", [{"balance": 0.0}, {"method": "analytic", "hidden": 40}])
 @pytest.mark.parametrize(("number", "whole"), [(0, False), (0, True), (1, True), slow(1, False)])
 def test_choices_that_stood_are_made_again_when_all_data_come(stream, number: int, whole: bool, settings, tmp_path):

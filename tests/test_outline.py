@@ -13,7 +13,8 @@ from evergraph.data.mapped import read_mapped, write_mapped
 from evergraph.data.outline import outline
 from evergraph.errors import EvergraphWarning
 
-SAME = "are those of task 1, in another order or with other labels; they are learned again and count twice"
+HOW = "in another order or form, with other labels or with others held out"
+SAME = f"are those of task 1, {HOW}; they are learned again and count twice"
 GROWN = "begins with the 60 nodes of task 1, and the 60 examples among these are labelled here too"
 
 silent = pytest.mark.filterwarnings("error:.*of task 1")
@@ -111,7 +112,18 @@ def test_the_same_nodes_in_another_order_or_with_other_labels(change):
     learner = learner_of(graph)
     with pytest.warns(EvergraphWarning, match=SAME) as said:
         learner.learn(taken(graph, nodes, y))
-    assert str(said[0].message).endswith("(to correct labels, forget these nodes first)")
+    assert str(said[0].message).endswith("(if labels were corrected, forget these nodes first)")
+
+
+@pytest.mark.parametrize("change", ["split", "form"])
+def test_the_same_nodes_with_others_held_out_or_with_sparse_features(change):
+    graph = people()
+    learner = learner_of(graph)
+    other = graph.altered(x=SparseMatrix.from_dense(graph.x))
+    if change == "split":
+        other = graph.altered(splits=(torch.arange(60) % 4 // 2).reshape(-1, 1))
+    with pytest.warns(EvergraphWarning, match=SAME):
+        learner.learn(other)
 
 
 def test_a_graph_that_has_grown():
@@ -173,7 +185,7 @@ def test_all_nodes_with_corrected_labels_after_the_wrong_ones_were_forgotten():
     with warnings.catch_warnings():
         warnings.simplefilter("error", EvergraphWarning)
         learner.learn(alone)
-    with pytest.warns(EvergraphWarning, match=r"task 1 \(nodes forgotten since: 1\), in another order or"):
+    with pytest.warns(EvergraphWarning, match=rf"task 1 \(nodes forgotten since: 1\), {HOW}"):
         learner.learn(graph.altered(y=y))
 
 
@@ -184,8 +196,8 @@ def test_the_command_learns_nothing_twice_unless_told_to(evergraph, tmp_path):
         np.savez(tmp_path / f"{name}.npz", x=some.x, edge_index=some.edge_index, y=some.y)
     words = ("--checkpoint", folder, "--hidden", 20, "--device", "cpu")
     assert evergraph("learn", tmp_path / "first.npz", *words)[0] == 0
-    order = "its 60 labelled nodes are those of task 1, in another order or with other labels"
-    fix = "to correct labels, forget these nodes first, then learn them alone"
+    order = f"its 60 labelled nodes are those of task 1, {HOW}"
+    fix = "if labels were corrected, forget these nodes first, then learn them alone"
     for name, said in (("again", f"{order}; {fix}"), ("grown", f"{GROWN}; label new nodes only")):
         status, out, error = evergraph("learn", tmp_path / f"{name}.npz", *words)
         assert (status, out, error.count("\n")) == (2, "", 1)

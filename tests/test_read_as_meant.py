@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -166,6 +167,54 @@ def test_a_plain_number_is_not_one_written_as_text() -> None:
     text = told(lambda: eg.from_tables({**nodes, "c": X[:, 0]}, ENDS, undirected=True))
     assert "columns of text are not features: 'a' (row 1 holds 'abc');" in text
     assert "their numbers are written as text: 'b' (row 2 holds '1,942');" in text
+
+
+def as_parquet(columns: dict[str, Any], folder: Path, name: str) -> Path:
+    pd.DataFrame(columns).to_parquet(folder / f"{name}.parquet")
+    return folder / f"{name}.parquet"
+
+
+@pytest.mark.parametrize("kind", [list, pd.Series, pd.Categorical, as_parquet])
+def test_weights_and_targets_that_are_text_are_numbers_all_the_same(kind: Any, tmp_path: Path) -> None:
+    """They can be nothing else: a text file has no other kind of cells either."""
+
+    def tables(cells: list[str]) -> tuple[Any, Any]:
+        nodes, edges = {**NODES, "price": [*cells, *[""] * (NUMBER - 3)]}, {"source": ["n0", "n1", "n2"]}
+        edges |= {"target": ["n1", "n2", "n3"], "weight": cells}
+        if kind is as_parquet:
+            return as_parquet(nodes, tmp_path, "n"), as_parquet(edges, tmp_path, "e")
+        return {**nodes, "price": kind(nodes["price"])}, {**edges, "weight": kind(cells)}
+
+    made = eg.from_tables(*tables(["0.5", "1", "1_0"]), label="price", numbers=True, undirected=False, features=["a"])
+    assert made.adjacency.values.tolist() == [0.5, 1, 10]
+    assert made.y[:3, 0].tolist() == [0.5, 1, 10]
+    assert made.y[3:].isnan().all()
+    for wrong in ("-1", "inf", "nan", "heavy", "1,5"):
+        nodes, edges = tables(["0.5", wrong, "2"])
+        called = "e.parquet" if kind is as_parquet else "the edges of nodes"
+        message = f"{called}: row 2 has the weight '{wrong}' in column 'weight'; "
+        with pytest.raises(eg.EvergraphError, match=message):
+            eg.from_tables(nodes, edges, features=["a"])
+    with pytest.raises(eg.EvergraphError, match=r"'price' \(row 2 holds 'heavy'\) holds text, which is no number"):
+        eg.from_tables(tables(["0.5", "heavy", "2"])[0], label="price", numbers=True, features=["a"])
+
+
+@pytest.mark.parametrize("cells", [["0.5", "1"], ["", "7", "8"], ["n/a", "-1e3"], ["08540", "10115"]])
+def test_a_column_of_numbers_as_text_says_how_to_convert_it(cells: list[str]) -> None:
+    """These may be codes, so that they are not converted without a word."""
+    nodes = {"id": NODES["id"], "a": NODES["a"], "g": [cells[i % len(cells)] for i in range(NUMBER)]}
+    row, cell = next((row, cell) for row, cell in enumerate(cells, start=1) if cell not in ("", "n/a"))
+    text = told(lambda: eg.from_tables(nodes, ENDS, undirected=True))
+    assert f"their numbers are written as text: 'g' (row {row} holds {cell!r}); convert them, e.g. with pandas" in text
+    assert text.endswith("if they are codes; if 'g' holds the classes, add label=g")
+    assert "columns of text" not in text
+    with pytest.raises(eg.EvergraphError, match=rf"'g' \(row {row} holds '{cell}'\) holds numbers as text; convert"):
+        eg.from_tables(nodes, ENDS, undirected=True, features=["g"])
+
+
+def test_a_column_of_text_that_may_weigh_edges_is_named() -> None:
+    weighed = {**ENDS, "strength": ["2"] * len(ENDS["source"])}
+    assert "(weight=strength would weigh" in told(lambda: eg.from_tables(NODES, weighed, undirected=True))
 
 
 @pytest.mark.parametrize("cells", [["2024-01-31", "2023-12-24"], ["a,b", "1,5", "c"], ["10.0.0.1", "10.0.0.12"]])

@@ -218,7 +218,7 @@ def _refuse_again(graph: str, learner: Learner, task: Task, before: LearnedBefor
     if before.altered is not None:
         fix = "label new nodes only"
         if before.altered == task.graph.num_nodes:
-            fix = "to correct labels, forget these nodes first, then learn them alone"
+            fix = "if labels were corrected, forget these nodes first, then learn them alone"
         raise EvergraphError(f"{before.how_altered(task.graph)}; {fix}, or add --again to count all of them twice")
     if before.whole or before.examples == before.total:
         where = f"as task {numbers}" if before.whole else f"in task {numbers}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -10,9 +11,12 @@ from torch import Tensor
 from evergraph.core.features import Features, product, with_self_loops
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data.graph import Graph
+from evergraph.errors import EvergraphError
 
 HOPS = 2  # hops over which features are averaged before classes are cut: what a two-layer network sees of a node
 STEPS = 50  # iterations of the power method
+MOST_PSEUDO_TASKS = 5  # made from one task's classes
+PSEUDO_CLASSES, LEAST_PSEUDO_CLASSES = 8, 4  # classes to aim for over all pseudo-tasks; minimum for two tasks of two
 
 
 def parts_of_classes(graph: Graph, strata: Tensor, halvings: int) -> Tensor:
@@ -42,6 +46,32 @@ def parts_of_classes(graph: Graph, strata: Tensor, halvings: int) -> Tensor:
                     halves[own[among[order[among.numel() // 2 :]]]] = 1
         part = torch.where(part >= 0, 2 * part + halves, -1)
     return part
+
+
+def pseudo_classes(graph: Graph, strata: Tensor, name: str) -> tuple[Graph, list[list[int]]]:
+    """Return the graph with parts of its classes as classes, as many as pseudo-tasks need, and the classes of each.
+
+    Args:
+        graph: the graph, as in `parts_of_classes`.
+        strata: part of each example: 0 for training, 1 for testing. Every class of the result has examples of both.
+        name: name of the stream in messages.
+    """
+    number = graph.num_classes
+    for times in range(max(0, math.ceil(math.log2(PSEUDO_CLASSES / number))), -1, -1):
+        part = parts_of_classes(graph, strata, times)
+        y = torch.where(part >= 0, part * number + graph.y, -1)
+        sizes = torch.stack([torch.bincount(y[strata == kind], minlength=number * 2**times) for kind in (0, 1)])
+        if not times or bool(sizes.all()):
+            break
+    if number * 2**times < LEAST_PSEUDO_CLASSES:
+        raise EvergraphError(
+            f"{name}: the {number} classes of the task have too few {graph.level}s to be cut into a pseudo-stream; "
+            "take another rule"
+        )
+    names = [f"{each}, part {piece + 1}" for piece in range(2**times) for each in graph.class_names]
+    cut = graph.altered(y=y, class_names=names if times else graph.class_names)
+    tasks = min(MOST_PSEUDO_TASKS, cut.num_classes // 2)
+    return cut, [group.tolist() for group in torch.arange(cut.num_classes).tensor_split(tasks)]
 
 
 class _View:

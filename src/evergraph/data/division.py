@@ -104,3 +104,13 @@ def divided_by_attribute(
         if not bool(((task_of == task) & (part == 0)).any()):
             raise EvergraphError(f"{graph.name}: task {task} ({by} {name}) has nothing to train on")
     return Division(classes, task_of, part, names, split)
+
+
+def validated_where_known(graph: Graph, task_of: Tensor, part: Tensor) -> Tensor:
+    """Return `part` without validation examples whose class has no training example up to their task."""
+    used = (task_of >= 0) & (graph.y >= 0)
+    train, val = (torch.nonzero(used & (part == number)).reshape(-1) for number in (0, 1))
+    begins = torch.full((graph.num_classes,), int(task_of.max()) + 1)
+    begins.scatter_reduce_(0, graph.y[train], task_of[train], "amin")
+    early = val[task_of[val] < begins[graph.y[val]]]
+    return part.index_fill(0, early, -1)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from evergraph.data.from_tables import IDS, LABELS, WEIGHTS, Missing, from_tables
+from evergraph.data.edge_lists import WEIGHTS
+from evergraph.data.from_tables import IDS, LABELS, Missing, from_tables
 from evergraph.data.graph import Graph
 from evergraph.data.targets import ClassName
 from evergraph.errors import EvergraphError, shown, tell

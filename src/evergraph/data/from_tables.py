@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,25 +11,32 @@ import numpy as np
 
 from evergraph.core.settings import checked
 from evergraph.data.arrays import LARGEST, tell_of_lost_digits
+from evergraph.data.edge_lists import read_edge_list
 from evergraph.data.graph import Graph, make_graph
+from evergraph.data.numbers_as_text import (
+    AS_NUMBERS,
+    CONVERT,
+    as_numbers,
+    holds_numbers,
+    rows_written,
+    with_odd_cell,
+)
 from evergraph.data.tables import (
     TABLE_FILES,
     Columns,
     as_keys,
+    complete_keys,
     index_columns,
     is_renumbered,
     is_usual,
     pick,
     read_table,
+    tell_of_index,
 )
 from evergraph.data.targets import ClassName, is_missing
 from evergraph.errors import EvergraphError, tell, unknown
 
-IDS, LABELS, WEIGHTS = ("id", "node", "node_id"), ("label", "class", "y"), ("weight", "edge_weight")
-ENDS = (("source", "target"), ("src", "dst"), ("from", "to"), ("u", "v"))
-WRITTEN = re.compile(r"[+-]?(\d+([.,]\d+)?\s?%|\d*,\d+(e[+-]?\d+)?|\d{1,3}([,.'’\s]\d{3})+([.,]\d+)?)", re.IGNORECASE)
-"""Numbers as people write them: 1,5 for 1.5, with separators of thousands, or as a percentage."""
-AS_NUMBERS = "write numbers with a decimal point, without separators of thousands or percent signs"
+IDS, LABELS = ("id", "node", "node_id"), ("label", "class", "y")
 SPLITS = {"train": 0, "val": 1, "validation": 1, "valid": 1, "test": 2}
 
 Missing = Literal["refuse", "zero", "mean"]
@@ -87,7 +93,7 @@ def from_tables(
     if id_column is not None and id_column == label_column:
         raise EvergraphError(f"{name}: column {id_column!r} cannot hold both the ids and the classes")
     ids = table.ids(id_column) if id_column is not None else np.arange(len(next(iter(table.values()))))
-    keys = _complete(table, id_column, name) if id_column is not None else as_keys(ids)
+    keys = complete_keys(table, id_column, name) if id_column is not None else as_keys(ids)
     reserved = {id_column, label_column, split_column}
     unnamed = None
     if id_column is None:
@@ -99,9 +105,9 @@ def from_tables(
                 "if it names them, give frame.rename_axis('id')"
             )
     if features is None and (index := index_columns(table, reserved)):
-        _tell_of_index(index, "id, if it names the nodes", name)
+        tell_of_index(index, "id, if it names the nodes", name)
         reserved.update(index)
-    edge_index, weights = _edges(edges, keys, (source, target), weight, name, unnamed)
+    edge_index, weights = read_edge_list(edges, keys, (source, target), weight, name, unnamed)
     x, feature_names = _features(table, features, reserved, missing, name, labelled=label_column is not None)
     if features is None and (odd := [column for column in feature_names if is_usual(column, (*IDS, *LABELS))]):
         tell(f"{name}: read as features: {', '.join(odd)}; if they are not, name the features (features=…)")
@@ -135,21 +141,15 @@ def _others(table: Columns, taken: Collection[str | None]) -> dict[str, np.ndarr
     }
 
 
-def _tell_of_index(columns: Sequence[str], rename: str, name: str) -> None:
-    """Warn about columns that are not read; `rename` says under which name, and when, one would be."""
-    listed = ", ".join(map(repr, columns))
-    tell(f"{name}: column {listed} looks like an index written by pandas and is not read; call it {rename}")
-
-
 def _numbers(table: Columns, column: str, name: str) -> np.ndarray:
-    """Return a column of numbers to predict; a column of empty text has no known numbers."""
+    """Return a column of numbers to predict, which may be written as text."""
     values = table[column]
-    if values.dtype.kind == "O" and not any(values.tolist()):
-        return np.full(len(values), np.nan)
+    if (found := as_numbers(values)) is not None:
+        return found
     if values.dtype.kind not in "fiub":
-        fix = f"; {AS_NUMBERS}" if _written(table, column) else ""
+        fix = f"; {AS_NUMBERS}" if rows_written(table, column) else ""
         raise EvergraphError(
-            f"{name}: column {_with_odd_cell(table, column)} holds text, which is no number to predict{fix}"
+            f"{name}: column {with_odd_cell(table, column)} holds text, which is no number to predict{fix}"
         )
     return values
 
@@ -173,7 +173,7 @@ def _features(
 ) -> tuple[np.ndarray, list[str]]:
     """Return the feature matrix and the names of its columns; a column of vectors becomes several.
 
-    Unless the table is `labelled`, the warning about columns of text asks whether one of them holds the classes.
+    Unless the table is `labelled`, warnings about columns of text ask whether one of them holds the classes.
     """
     if isinstance(wanted, str):
         wanted = [wanted]
@@ -182,25 +182,17 @@ def _features(
     for column in wanted or ():
         pick(table, column, (), "a feature", name)
         if table[column].dtype.kind not in "fiub":
-            fix = AS_NUMBERS if _written(table, column) else "give numbers, or a column of 0 and 1 for each value"
-            raise EvergraphError(
-                f"{name}: column {_with_odd_cell(table, column)} holds text and cannot be a feature; {fix}"
-            )
+            shown, what = with_odd_cell(table, column), "text and cannot be a feature"
+            fix = AS_NUMBERS if rows_written(table, column) else "give numbers, or a column of 0 and 1 for each value"
+            if holds_numbers(table[column]):
+                what, fix = "numbers as text", CONVERT
+            raise EvergraphError(f"{name}: column {shown} holds {what}; {fix}")
     chosen = list(
         wanted or (column for column in table if column not in reserved and table[column].dtype.kind in "fiub")
     )
     text = [column for column in table if column not in reserved and table[column].dtype.kind not in "fiub"]
-    written = {} if wanted else {column: rows for column in text if (rows := _written(table, column))}
-    if written:
-        listed = ", ".join(_with_cell(table, column, rows[0]) for column, rows in written.items())
-        tell(f"{name}: not read as features, since their numbers are written as text: {listed}; {AS_NUMBERS}")
-        text = [column for column in text if column not in written]
-    if text and not wanted:
-        listed = ", ".join(_with_odd_cell(table, column) for column in text)
-        repeating = () if labelled else [column for column in text if _repeats(table[column])]
-        one, label = (repr(repeating[0]), repeating[0]) if len(repeating) == 1 else ("one of them", "COLUMN")
-        hint = f"; if {one} holds the classes, add label={label}" if repeating else ""
-        tell(f"{name}: columns of text are not features: {listed}; give each of their values a column of 0 and 1{hint}")
+    if not wanted:
+        _tell_of_text(table, text, name, labelled)
     if not chosen:
         raise EvergraphError(f"{name}: no column of numbers to take as features; its columns are: {', '.join(table)}")
     parts, names = [], []
@@ -221,31 +213,35 @@ def _features(
     return _filled(x.astype(np.float32), names, missing, name), names
 
 
+def _tell_of_text(table: Columns, columns: Sequence[str], name: str, labelled: bool) -> None:
+    """Warn about columns of text, which are not features, and ask for the classes unless the table is `labelled`."""
+    numbers = [column for column in columns if holds_numbers(table[column])]
+    written = [column for column in columns if rows_written(table, column)]
+    text = [column for column in columns if column not in (*numbers, *written)]
+    as_text = "not read as features, since their numbers are written as text"
+    for some, what, fix in (
+        (written, as_text, AS_NUMBERS),
+        (numbers, as_text, CONVERT),
+        (text, "columns of text are not features", "give each of their values a column of 0 and 1"),
+    ):
+        if some:
+            listed = ", ".join(with_odd_cell(table, column) for column in some)
+            hint = "" if labelled or some is written else _where_classes_may_be(table, some)
+            tell(f"{name}: {what}: {listed}; {fix}{hint}")
+
+
+def _where_classes_may_be(table: Columns, columns: Sequence[str]) -> str:
+    """Say how to name the column of the classes, if one of these may be it."""
+    repeating = [column for column in columns if _repeats(table[column])]
+    if not repeating:
+        return ""
+    one, label = (repr(repeating[0]), repeating[0]) if len(repeating) == 1 else ("one of them", "COLUMN")
+    return f"; if {one} holds the classes, add label={label}"
+
+
 def _repeats(values: np.ndarray) -> bool:
     """Whether values come twice or more on average, as classes do and names do not."""
     return 2 * len(set(map(str, values.tolist()))) <= len(values)
-
-
-def _written(table: Columns, column: str) -> list[int]:
-    """Return the rows of a text column that hold a number as people write it, if most of its cells are numbers."""
-    cells = [str(cell) for cell in table[column].tolist()]
-    plain = [_is_number(cell) for cell in cells]
-    rows = [row for row, cell in enumerate(cells) if not plain[row] and WRITTEN.fullmatch(cell)]
-    return rows if 2 * (sum(plain) + len(rows)) > sum(map(bool, cells)) else []
-
-
-def _with_odd_cell(table: Columns, column: str) -> str:
-    """Return the name of a text column; if most of its cells are numbers, with a cell that does not read as one."""
-    if written := _written(table, column):
-        return _with_cell(table, column, written[0])
-    cells = [str(cell) for cell in table[column].tolist()]
-    odd = [row for row, cell in enumerate(cells) if cell and not _is_number(cell)]
-    return repr(column) if not odd or 2 * len(odd) > sum(map(bool, cells)) else _with_cell(table, column, odd[0])
-
-
-def _with_cell(table: Columns, column: str, row: int) -> str:
-    """Return the name of a column with one of its cells."""
-    return f"{column!r} ({table.place(row)} holds {str(table[column][row])!r})"
 
 
 def _filled(x: np.ndarray, names: list[str], missing: Missing, name: str) -> np.ndarray:
@@ -261,140 +257,6 @@ def _filled(x: np.ndarray, names: list[str], missing: Missing, name: str) -> np.
     known = np.maximum((~gone).sum(0), 1)
     means = np.where(gone, 0, x).sum(0) / known if missing == "mean" else np.zeros(x.shape[1], x.dtype)
     return np.where(gone, means.astype(x.dtype), x)
-
-
-def _edges(
-    edges: Any,
-    keys: list[str],
-    ends: tuple[str | None, str | None],
-    weight: str | None,
-    name: str,
-    unnamed: dict[str, np.ndarray] | None,
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return pairs of row numbers of the node table, and the edge weights if there are any.
-
-    If no column of the node table is known to hold ids, `unnamed` holds those that might; else it is None.
-    """
-    if edges is None:
-        return np.zeros((2, 0), dtype=np.int64), None
-    called = Path(edges).name if isinstance(edges, (str, Path)) else f"the edges of {name}"
-    index = [end for pair in (ends, *ENDS) for end in pair if end]
-    table = read_table(edges, called, index, if_empty="; a graph without edges has no edge list (edges=none)")
-    weight_column = pick(table, weight, WEIGHTS, "weights", called)
-    number = {key: row for row, key in enumerate(keys)}
-    if table.is_text and None in ends and all(column in number or _is_number(column) for column in table):
-        raise EvergraphError(
-            f"{called}: its first line, {','.join(table)}, looks like an edge; write the names of the columns above it"
-            ": source,target (if these are names, source=… and target=… say which)"
-        )
-    columns = _ends(table, ends, weight_column, called)
-    rows = []
-    for column in columns:
-        named = _complete(table, column, called)
-        found = [number.get(key, -1) for key in named]
-        if -1 in found:
-            row = found.index(-1)
-            fix = "give every node a row in the node table"
-            if unnamed is not None:
-                other = _ids_of(unnamed, table, columns) or "COLUMN"
-                fix = f"its nodes are called {keys[0]} to {keys[-1]} unless a column of ids is named (id={other})"
-            raise EvergraphError(
-                f"{called}: {table.place(row)} names node {named[row]!r}, which is not in {name}; {fix}"
-            )
-        rows.append(found)
-    if index := index_columns(table, (*columns, weight_column)):
-        _tell_of_index(index, "weight, if it weighs the edges", called)
-    if weight_column is None and (others := [column for column in table if column not in (*columns, *index)]):
-        numeric = [column for column in others if table[column].dtype.kind in "fiub"]
-        hint = f" (weight={numeric[0]} would weigh them by it)" if numeric else ""
-        tell(f"{called}: all edges weigh the same; columns not read: {', '.join(others)}{hint}")
-    if unnamed and (other := _ids_of(unnamed, table, columns)):
-        tell(
-            f"{name}: nodes are called by the number of their row, from 0; if {called} means the column {other!r}, "
-            f"give id={other}"
-        )
-    return np.array(rows, dtype=np.int64), _weights(table, weight_column, called) if weight_column else None
-
-
-def _ends(table: Columns, given: tuple[str | None, str | None], weight: str | None, called: str) -> list[str]:
-    """Return the source and target columns: those that are named, those with usual names, or the only two."""
-    for column in given:
-        pick(table, column, (), "ends of edges", called)
-    lower = {column.lower(): column for column in table}
-    usual = next(([lower[end] for end in pair] for pair in ENDS if set(pair) <= set(lower)), [None, None])
-    found = [fallback if named is None else named for named, fallback in zip(given, usual)]
-    others = [column for column in table if column != weight and column not in found]
-    missing = found.count(None)
-    index = index_columns(table, (weight, *found))
-    if len(others) - len(index) == missing:
-        others = [column for column in others if column not in index]
-    if missing and len(others) != missing:
-        if len(table) < 2:
-            raise EvergraphError(f"{called}: one column alone; an edge list has a column of sources and one of targets")
-        raise EvergraphError(
-            f"{called}: which columns are the ends of edges? Its columns are: {', '.join(table)}; "
-            "name them: source=COLUMN,target=COLUMN"
-        )
-    columns = [others.pop(0) if column is None else column for column in found]
-    if columns[0] == columns[1]:
-        raise EvergraphError(f"{called}: column {columns[0]!r} cannot be both the source and the target of an edge")
-    return columns
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _complete(table: Columns, column: str, name: str) -> list[str]:
-    """Return the ids in a column as keys, or raise an error that names the row without one."""
-    values = table.ids(column)
-    _check_filled(table, column, values, name)
-    return as_keys(values)
-
-
-def _weights(table: Columns, column: str, name: str) -> np.ndarray:
-    """Return a column of edge weights, or raise an error that names the row without one."""
-    values = table[column]
-    if values.ndim != 1:
-        raise EvergraphError(f"{name}: column {column!r} holds vectors; give one weight per edge")
-    _check_filled(table, column, values, name)
-    if values.dtype.kind == "O":
-        wrong = [not _is_number(cell) for cell in values.tolist()]
-    else:
-        wrong = (~np.isfinite(values) | (values < 0)).tolist()
-    if True in wrong:
-        row = wrong.index(True)
-        weight = values.tolist()[row]
-        fix = (
-            AS_NUMBERS
-            if isinstance(weight, str) and WRITTEN.fullmatch(weight)
-            else "weights are finite numbers of at least 0"
-        )
-        raise EvergraphError(f"{name}: {table.place(row)} has the weight {weight!r} in column {column!r}; {fix}")
-    return values
-
-
-def _check_filled(table: Columns, column: str, values: np.ndarray, name: str) -> None:
-    """Raise an error that names the first row with nothing in a column, whose values these are."""
-    kind = values.dtype.kind
-    empty = np.isnan(values) if kind == "f" else values == "" if kind == "O" else np.zeros(1, dtype=bool)
-    if empty.any():
-        place = table.place(int(np.argmax(empty)))
-        raise EvergraphError(f"{name}: {place} has nothing in column {column!r}; fill it in, or leave the row out")
-
-
-def _ids_of(unnamed: dict[str, np.ndarray], edges: Columns, ends: Sequence[str]) -> str:
-    """Return the column of unique values that contains all nodes named by the edges and is not the row number."""
-    named = {key for column in ends for key in as_keys(edges.ids(column))}
-    for column, values in unnamed.items():
-        keys = as_keys(values)
-        if named <= set(keys) and len(set(keys)) == len(keys) and keys != [str(row) for row in range(len(keys))]:
-            return column
-    return ""
 
 
 def _splits(values: np.ndarray, name: str) -> np.ndarray:

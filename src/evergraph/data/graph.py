@@ -51,7 +51,7 @@ class Graph:
         class_names: user-given names of the classes (or of the columns of `y`).
         name: name of the graph in messages.
         on_disk: features and edges are mapped files, not to be copied as a whole (`evergraph.data.mapped`).
-        mark: hash of its content, if known without reading all of it.
+        mark: hash of its content, if known without reading all of it; dropped when an edit is noticed.
         directed: the directions of its edges were kept on request.
         level: what an example is: `node`, `graph` or `link`.
         members: row e holds the nodes that example e reads; None where examples are the nodes.
@@ -117,7 +117,7 @@ class Graph:
         """Begin with empty caches for the graph's present contents."""
         self._cache: dict[str, Any] = {}
         self._private_cache: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
-        self._contents = Contents(self._read())
+        self._contents, self._targets = Contents(self._read()), Contents([self.y])
 
     def _read(self) -> Iterator[Tensor]:
         """The tensors that cached results are computed from."""
@@ -127,8 +127,14 @@ class Graph:
             elif part is not None:
                 yield part
 
+    def tensors(self) -> list[Tensor]:
+        """The tensors that hold its features, its edges, the nodes of its examples, and the targets."""
+        return [*self._read(), self.y]
+
     def notice_edits(self) -> None:
         """Drop everything computed from contents that have been edited in place, or replaced, since."""
+        if not self._targets.are_those_of([self.y]):
+            self.mark, self._targets = "", Contents([self.y])
         if self._contents.are_those_of(self._read()):
             return
         self.adjacency, self.mark, self.reopen = self.adjacency.bare(), "", None

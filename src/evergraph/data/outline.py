@@ -1,4 +1,4 @@
-"""Sums by which a task's nodes are recognized when they come in another order, with other labels, or among more nodes.
+"""Sums by which a task's nodes are recognized in another order, with other labels or another split, or among more.
 
 A sum of hashes does not depend on the order of what is added, and tells nothing about one node to anyone who does not
 have all the others.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 import secrets
 from collections.abc import Iterator, Sequence
 from numbers import Integral
@@ -14,10 +13,16 @@ import torch
 from torch import Tensor
 
 from evergraph import registry
+from evergraph.core.edits import Contents
 from evergraph.core.settings import BelowOne, Checked, NonNegativeInt, PositiveInt, Seed
 from evergraph.data.arrangement import Order, given_split, tasks_of_classes, trained_classes
-from evergraph.data.class_parts import parts_of_classes
-from evergraph.data.division import divided_by_attribute, divided_by_classes, divided_by_columns
+from evergraph.data.class_parts import pseudo_classes
+from evergraph.data.division import (
+    divided_by_attribute,
+    divided_by_classes,
+    divided_by_columns,
+    validated_where_known,
+)
 from evergraph.data.examples import as_existing_links, narrowed, problem_of, without_held_out_edges
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
@@ -27,9 +32,6 @@ from evergraph.data.tasks import Part, Task, along_training_links, union
 from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 
-MOST_PSEUDO_TASKS = 5  # made from one task's classes
-PSEUDO_CLASSES, LEAST_PSEUDO_CLASSES = 8, 4  # classes to aim for over all pseudo-tasks; minimum for two tasks of two
-
 
 def about_numbers(problem: Any) -> bool:
     """Whether `problem` is the name of a problem that predicts numbers."""
@@ -38,6 +40,9 @@ def about_numbers(problem: Any) -> bool:
 
 class TaskStream(metaclass=Checked):
     """A sequence of tasks over the examples of one graph: nodes, graphs or links.
+
+    Tasks are cut from `graph` when they are asked for. If it has been edited in place since, they are cut again; which
+    examples and classes a task has, and the split, stay as they were when the stream was made.
 
     Args:
         graph: the whole graph.
@@ -142,16 +147,40 @@ class TaskStream(metaclass=Checked):
         self._task_of, self._part = task_of[kept], part[kept]
         tasks = int(self._task_of.max()) + 1
         if graph.has_classes:
-            self._part = _validated_where_known(self.graph, self._task_of, self._part)
+            self._part = validated_where_known(self.graph, self._task_of, self._part)
         self.tasks_classes = [self._classes_in(self._task_of == task) for task in range(tasks)]
         self._names = names
         self._token = secrets.token_hex(16)  # identifies tasks that share one numbering of examples, in copies too
+        self._start()
+
+    def _start(self) -> None:
+        """Begin without any task, for the graph's present contents."""
         self._tasks: dict[int, Task] = {}
         self._seen: dict[bool, tuple[int, Task, Tensor]] = {}  # keyed by `alone`
+        self._cut_from = Contents(self.graph.tensors())
+
+    def _notice_edits(self) -> None:
+        """Drop tasks cut from contents of the graph that have been edited since; raise if labels no longer fit them."""
+        if self._cut_from.are_those_of(self.graph.tensors()):
+            return
+        if self.graph.has_classes:
+            classes = [self._classes_in(self._task_of == task) for task in range(len(self))]
+            if classes != self.tasks_classes or not bool(self.graph.labelled[self._task_of >= 0].all()):
+                raise EvergraphError(
+                    f"{self.name}: labels were edited, and no longer fit the tasks that the stream was divided into "
+                    "when it was made; make a new stream"
+                )
+            self._part = validated_where_known(self.graph, self._task_of, self._part)
+        self._start()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled and copied: tasks are made from the graph again."""
-        return {**self.__dict__, "_tasks": {}, "_seen": {}}
+        self._notice_edits()
+        return {key: value for key, value in self.__dict__.items() if key not in ("_tasks", "_seen", "_cut_from")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
 
     def _classes_in(self, chosen: Tensor) -> list[int]:
         """Positions of the classes with training examples among `chosen`.
@@ -211,31 +240,11 @@ class TaskStream(metaclass=Checked):
         limited._extent = f"the classes of task {index}, without its test examples"
         limited._split = "75/25 per class for training and validation; tests on validation examples"
         limited._take(self.graph, classes, torch.where(known, 0, -1), self._part, None)
-        limited._cut()
+        cut, groups = pseudo_classes(limited.graph, limited._part, self.name)
+        limited.classes_per_task = len(groups[0])
+        task_of = tasks_of_classes(cut, groups, limited._part, self.seed)
+        limited._take(cut, range(cut.num_classes), task_of, limited._part, None)
         return limited
-
-    def _cut(self) -> None:
-        """Divide one task's classes, or parts of them that have both training and test examples, into pseudo-tasks."""
-        graph, number = self.graph, self.graph.num_classes
-        halvings = max(0, math.ceil(math.log2(PSEUDO_CLASSES / number)))
-        for times in range(halvings, -1, -1):
-            part = parts_of_classes(graph, self._part, times)
-            y = torch.where(part >= 0, part * number + graph.y, -1)
-            sizes = torch.stack([torch.bincount(y[self._part == kind], minlength=number * 2**times) for kind in (0, 1)])
-            if not times or bool(sizes.all()):
-                break
-        if number * 2**times < LEAST_PSEUDO_CLASSES:
-            raise EvergraphError(
-                f"{self.name}: the {number} classes of the task have too few {graph.level}s to be cut into a "
-                "pseudo-stream; take another rule"
-            )
-        names = [f"{name}, part {piece + 1}" for piece in range(2**times) for name in graph.class_names]
-        cut = graph.altered(y=y, class_names=names if times else graph.class_names)
-        tasks = min(MOST_PSEUDO_TASKS, cut.num_classes // 2)
-        groups = [group.tolist() for group in torch.arange(cut.num_classes).tensor_split(tasks)]
-        self.classes_per_task = len(groups[0])
-        task_of = tasks_of_classes(cut, groups, self._part, self.seed)
-        self._take(cut, range(cut.num_classes), task_of, self._part, None)
 
     @property
     def num_classes(self) -> int:
@@ -256,6 +265,7 @@ class TaskStream(metaclass=Checked):
         if not -len(self) <= index < len(self):
             raise IndexError(f"task {index} of a stream of {len(self)}")
         index = int(index) % len(self)
+        self._notice_edits()
         if index not in self._tasks:
             if self.graph.on_disk:  # keep one task in memory, and only the arrays of one still in use elsewhere
                 for task in self._tasks.values():
@@ -288,6 +298,7 @@ class TaskStream(metaclass=Checked):
         With test graph `task` these are the tasks' own graphs side by side; with a test graph that joins tasks (or
         with `edges_between_tasks`) it is one graph with the edges between them.
         """
+        self._notice_edits()
         index = range(len(self))[index]
         joined = TEST_GRAPHS[self.test_graph].joins_tasks or self.edges_between_tasks
         if self.graph.level == "link" and not joined:  # tasks have the same nodes, each with its own links as edges
@@ -310,6 +321,7 @@ class TaskStream(metaclass=Checked):
         return examples[task_of[examples] == index]
 
     def _gather_seen(self, index: int, alone: bool) -> tuple[Task, Tensor]:
+        self._notice_edits()
         if alone not in self._seen or self._seen[alone][0] != index:
             if self.graph.on_disk:
                 self._seen.clear()  # one such graph in memory at a time
@@ -385,13 +397,3 @@ class TaskStream(metaclass=Checked):
     def __repr__(self) -> str:
         counts = f"{self.num_classes} classes, {self.graph.num_examples} {self.graph.level}s"
         return f"TaskStream({self.name!r}, {len(self)} tasks, {counts})"
-
-
-def _validated_where_known(graph: Graph, task_of: Tensor, part: Tensor) -> Tensor:
-    """Return `part` without validation examples whose class has no training example up to their task."""
-    used = (task_of >= 0) & (graph.y >= 0)
-    train, val = (torch.nonzero(used & (part == number)).reshape(-1) for number in (0, 1))
-    begins = torch.full((graph.num_classes,), int(task_of.max()) + 1)
-    begins.scatter_reduce_(0, graph.y[train], task_of[train], "amin")
-    early = val[task_of[val] < begins[graph.y[val]]]
-    return part.index_fill(0, early, -1)

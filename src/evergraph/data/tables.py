@@ -277,8 +277,30 @@ def index_columns(columns: Columns, wanted: Collection[str | None]) -> list[str]
     return [column for column in columns if INDEX.fullmatch(column) and column not in wanted]
 
 
+def tell_of_index(columns: Sequence[str], rename: str, name: str) -> None:
+    """Warn about columns that are not read; `rename` says under which name, and when, one would be."""
+    listed = ", ".join(map(repr, columns))
+    tell(f"{name}: column {listed} looks like an index written by pandas and is not read; call it {rename}")
+
+
 def as_keys(values: np.ndarray) -> list[str]:
     """Convert values to keys that match across tables: 7, 7.0 and "7" are equal."""
     if values.dtype.kind == "f":
         return [str(int(value)) if float(value).is_integer() else str(value) for value in values.tolist()]
     return [str(value) for value in values.tolist()]
+
+
+def complete_keys(table: Columns, column: str, name: str) -> list[str]:
+    """Return the ids in a column as keys, or raise an error that names the row without one."""
+    values = table.ids(column)
+    check_filled(table, column, values, name)
+    return as_keys(values)
+
+
+def check_filled(table: Columns, column: str, values: np.ndarray, name: str) -> None:
+    """Raise an error that names the first row with nothing in a column, whose values these are."""
+    kind = values.dtype.kind
+    empty = np.isnan(values) if kind == "f" else values == "" if kind == "O" else np.zeros(1, dtype=bool)
+    if empty.any():
+        place = table.place(int(np.argmax(empty)))
+        raise EvergraphError(f"{name}: {place} has nothing in column {column!r}; fill it in, or leave the row out")

@@ -24,7 +24,7 @@ def task_card(task: Task) -> dict[str, Any]:
     """Describe a task for its record: when it was learned, from which graph, and how many examples each class has.
 
     Also whether other tasks may hold the same nodes: by `ids`, or because the graphs of a stream are `joined`. By its
-    `outline` the graph is recognized when it comes in another order, with other labels, or with more nodes.
+    `outline` the graph is recognized in another order, with other labels or another split, and with more nodes.
     """
     parts = {"training": task.train, "validation": task.val, "test": task.test}
     card: dict[str, Any] = {

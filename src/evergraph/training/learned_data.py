@@ -102,8 +102,8 @@ class LearnedBefore:
         forgotten: number of examples of the same data that were forgotten since.
         whole: whether it is one of those tasks itself, as its data were given.
         other_classes: classes of the task that none of those tasks had.
-        altered: if the graph is that of one of those tasks in another order, with other labels or with more nodes: the
-            number of nodes that it had. All examples count then, as what is held out may differ.
+        altered: if the graph is that of one of those tasks in another order or form, with other labels, another
+            split or more nodes: the number of nodes that it had. All examples count then, as others may be held out.
     """
 
     numbers: list[int]
@@ -119,7 +119,7 @@ class LearnedBefore:
         gone = f" ({graph.level}s forgotten since: {self.forgotten})" if self.forgotten else ""
         task = f"task {task_numbers(*self.numbers)}{gone}"
         if self.altered == graph.num_nodes:
-            how = "in another order or with other labels"
+            how = "in another order or form, with other labels or with others held out"
             return f"{graph.name}: its {self.total} labelled nodes are those of {task}, {how}"
         too = f"the {self.examples} examples among these are labelled here too"
         return f"{graph.name} begins with the {self.altered} nodes of {task}, and {too}"
@@ -152,7 +152,9 @@ def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> 
 
 
 def learned_altered(learner: Learner, task: Task) -> LearnedBefore | None:
-    """Return the task whose nodes, edges and examples are a task's too: reordered, labelled otherwise or among more."""
+    """Return the task whose nodes, edges and examples are a task's too: in another order, labelled or split otherwise,
+    or among more.
+    """
     outlines = [
         (number, record[kind])
         for number, record in enumerate(learner.records)

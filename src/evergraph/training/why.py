@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 Amount = tuple[Any, float]
 """A name, and the amount that it adds to the logit."""
+READ_BY = {
+    "head": "the head itself, on edges weighed by the vote of all depths",
+    "vote": "a vote of all depths, on edges weighed by it",
+    "other": "the head that decides on such graphs",
+}
+"""What reads a graph with edges between tasks, in words."""
 LISTED = 5
 """How many nodes and features a text lists unless told otherwise."""
 
@@ -42,8 +48,9 @@ class Explanation:
         neighbours: amount added by each node, summed over its features, largest first; includes the node itself.
         features: amount added by each feature, summed over all nodes, largest first.
         shares: where probabilities are smoothed, the part of `probability` that comes from each node.
-        between_tasks: whether edges between tasks were found, so that the head for such graphs was used.
-        voted: whether that is the vote of all depths, on judged edges.
+        between_tasks: whether edges between tasks were found.
+        decides: the head that decides then: `head` itself or the `vote` of all depths, both on judged edges, or an
+            `other` one.
     """
 
     node: Any
@@ -57,7 +64,7 @@ class Explanation:
     features: list[Amount]
     shares: list[Amount] | None
     between_tasks: bool
-    voted: bool
+    decides: str
 
     @property
     def quantity(self) -> str:
@@ -90,10 +97,8 @@ class Explanation:
         if self.shares is not None:
             parts = ", ".join(f"{name} {part:.2g}" for name, part in self.shares[:most])
             lines.append(f"  its probability is mixed with its neighbours': {parts}")
-        if self.voted:
-            lines.append("  edges between tasks were found: read by a vote of all depths, on edges weighed by it")
-        elif self.between_tasks:
-            lines.append("  edges between tasks were found: read by the head that decides on such graphs")
+        if self.between_tasks:
+            lines.append(f"  edges between tasks were found: read by {READ_BY[self.decides]}")
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -166,7 +171,7 @@ def why(
         features=_largest(features, found.by_feature),
         shares=None if found.shares is None or probability is None else _parts(ids, found.shares, probability),
         between_tasks=found.between_tasks,
-        voted=found.voted,
+        decides=found.decides,
     )
 
 

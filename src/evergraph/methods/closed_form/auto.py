@@ -108,7 +108,7 @@ class Auto(BetweenTasks):
             if (kept := self._settled(context, validated)) is None:
                 return self._choose(context)  # blocks that were on trial are present now
             for_head, for_own = kept
-        elif self._too_much():
+        elif self.too_much():
             layout: Layout = capable(context.model, "feature_layout")()  # type: ignore[misc]
             for_head, for_own = self._worth_keeping(layout, for_head, for_own, validated)
         self._lead(for_head, for_own, validated)
@@ -182,7 +182,7 @@ class Auto(BetweenTasks):
 
     # what is kept
 
-    def _too_much(self) -> bool:
+    def too_much(self) -> bool:
         """Return whether the sums of all sets exceed their share of the budget."""
         held = [*self.factor_.values(), *2 * list(self.gram_.values())]  # G is held twice: before and after a task
         share = SIDE_BY_SIDE if self.tasks_ else AT_FIRST

@@ -73,6 +73,7 @@ class Reading(NamedTuple):
         over: the edges over which features were computed, and the share of these features; the shares sum to one.
         smoothed_over: the edges over which probabilities are smoothed; None if they are not.
         smoothing: share of the neighbours' probabilities.
+        between_tasks: whether edges between tasks were found, and `elsewhere` says how the graph is read.
     """
 
     head: Tensor
@@ -80,6 +81,7 @@ class Reading(NamedTuple):
     over: list[tuple[SparseMatrix, float]]
     smoothed_over: SparseMatrix | None
     smoothing: float
+    between_tasks: bool
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class BlockPrediction:
         weighted, share = self.judge(adjacency, features, joining) if self.judges else (adjacency, 0.0)
         if share <= self.tolerated:
             smoothed = adjacency if self.smoothing else None
-            return Reading(self.head, features, [(adjacency, 1.0)], smoothed, self.smoothing)
+            return Reading(self.head, features, [(adjacency, 1.0)], smoothed, self.smoothing, False)
         way, unweighted, over = self.elsewhere, features, [(adjacency, 1.0)]
         judges = [self.feature_scores(features, judge) for judge in way.own_heads()]
         weighted = self.first_judged(adjacency, weighted, share, judges, joining)
@@ -175,7 +177,7 @@ class BlockPrediction:
             shares = [(weighted, 1 - way.unjudged), (adjacency, way.unjudged)]
             over = [(edges, own) for edges, own in shares if own]
             smoothed, smoothing = adjacency, way.smoothing_over_all(share)
-        return Reading(way.head, features, over, smoothed if smoothing else None, smoothing)
+        return Reading(way.head, features, over, smoothed if smoothing else None, smoothing, True)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Return the softmax over the units in use."""

@@ -59,13 +59,14 @@ class ForgettingFromSums(Forgetting):
         return {key: copied(value) for key, value in self.method.state_dict().items() if key not in large}
 
     def keeps_alike(self, before: Small) -> bool:
-        """Return whether the sums have the form they had, or sets of blocks have not been given up for room since.
+        """Return whether the sums have the form they had, or no set of blocks was or would be given up for room since.
 
         Factors that have become G stay G, which takes more: sets would be given up earlier than they were.
         """
-        became_dense = bool(before.get("task_rows_")) and not self.method.factor_
+        if self.method.factor_ or not before.get("task_rows_"):
+            return True
         sets = before.get("set_hits_", {}), getattr(self.method, "set_hits_", {})
-        return not became_dense or sets[0].keys() == sets[1].keys()
+        return sets[0].keys() == sets[1].keys() and not self.method.too_much()
 
     def exchange(
         self, number: int, old: tuple[Context, Sequence[int]], new: tuple[Context, Sequence[int]] | None

@@ -146,6 +146,10 @@ class TwoForms(Method):
         """Return whether G over `width` features may be kept."""
         return True
 
+    def too_much(self) -> bool:
+        """Return whether the sums take so much that choices among features are given up for room."""
+        return False
+
     def _room(self, features: int) -> int | None:
         """Return the bytes for what is computed from the factors, beside a task's features; None for no limit."""
         return None

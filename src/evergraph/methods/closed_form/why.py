@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from evergraph.methods.base import View
 from evergraph.methods.closed_form.block_prediction import BlockPrediction, Reading
 from evergraph.methods.closed_form.columns import as_outputs
 from evergraph.models.score_pieces import Piece
+
+Decides = Literal["head", "vote", "other"]
 
 
 @dataclass
@@ -28,8 +31,9 @@ class Reasons:
         nodes: the nodes that contribute, including the node itself.
         by_node: the contribution of each of these nodes, over all features.
         by_feature: the contribution of each feature, over all nodes.
-        between_tasks: whether edges between tasks were found, so that the head for such graphs was used.
-        voted: whether that is the vote of all depths, on judged edges.
+        between_tasks: whether edges between tasks were found.
+        decides: the head that decides then: `head` itself or the `vote` of all depths, both on judged edges, or an
+            `other` one.
         shares: if probabilities are smoothed, nodes and their parts of the class's probability before calibration.
     """
 
@@ -40,7 +44,7 @@ class Reasons:
     by_node: Tensor
     by_feature: Tensor
     between_tasks: bool = False
-    voted: bool = False
+    decides: Decides = "head"
     shares: tuple[Tensor, Tensor] | None = field(default=None)
 
 
@@ -88,8 +92,9 @@ def reasons(
     )
     if whole is not None:
         prediction, reading = whole
-        found.between_tasks = reading.head is not prediction.head
-        found.voted = reading.head is prediction.vote
+        found.between_tasks = reading.between_tasks
+        heads: dict[Decides, Tensor] = {"head": prediction.head, "vote": prediction.vote}
+        found.decides = next((name for name, known in heads.items() if known is reading.head), "other")
         found.shares = _shares(prediction, reading, node, units[0])
     return found
 
