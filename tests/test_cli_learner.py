@@ -196,7 +196,7 @@ def test_a_learner_lives_in_a_folder(evergraph, graph_file, tmp_path):
     assert (said["classes"], said["new_classes"], said["epochs"]) == (["ant"], ["ant"], 3)
     bad(
         evergraph("learn", graph, "--checkpoint", folder),
-        "in task 1 and 2; --classes '1,\"ü, quoted\",f' learns the others",
+        "in tasks 1 and 2; --classes '1,\"ü, quoted\",f' learns the others",
     )
     assert evergraph("learn", graph, "--checkpoint", folder, "--lr", "0.01", "--class-balanced", "--again")[0] == 0
     info = json.loads(evergraph("info", folder, "--json")[1])

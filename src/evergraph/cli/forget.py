@@ -12,6 +12,7 @@ from evergraph.data import find_graph
 from evergraph.errors import EvergraphError
 from evergraph.training import Learner
 from evergraph.training.driver import change_in_folder
+from evergraph.training.forgetting import is_open
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -40,19 +41,22 @@ def forget_command(
 ) -> None:
     """Forget nodes or classes as if they had never been learned. Give the graph they were learned from.
 
+    Without --nodes and --classes, what earlier calls left to do for lack of data is done with the data given now.
+
     Exact for auto and analytic, where examples have classes; other methods cannot forget, nor can any method forget
     examples with labels or numbers, and the error says what is possible.
     """
     if nodes and classes:
         raise EvergraphError("--nodes and --classes both say what to forget; give one of the two")
-    if not nodes and not classes:
-        raise EvergraphError("say what to forget: --nodes 3,17 or --classes spam")
 
     def change(learner: Learner) -> int:
+        if not nodes and not classes and not is_open(learner):
+            raise EvergraphError("say what to forget: --nodes 3,17 or --classes spam")
         undirected, numbers = common.undirected(directed), learner.problem.kind == "numbers"
         data = [find_graph(source, data_root, undirected, numbers)[0] for source in (graph, *(later or ()))]
         named = parsing.class_names(classes)
-        return learner.forget(parse_nodes(nodes, data[0]), data, classes=named, keep_in_graph=keep_in_graph)
+        chosen = [] if not nodes and not classes else parse_nodes(nodes, data[0])
+        return learner.forget(chosen, data, classes=named, keep_in_graph=keep_in_graph)
 
     learner, forgotten = change_in_folder(checkpoint, change, device=device)
     if json:

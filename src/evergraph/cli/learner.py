@@ -27,8 +27,9 @@ from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import Learner, Training
 from evergraph.training.description import describe, problem_learned
 from evergraph.training.driver import learn_in_folder
-from evergraph.training.learned_data import LearnedBefore, learned_before, task_numbers
+from evergraph.training.learned_data import LearnedBefore, learned_before
 from evergraph.training.snapshot import model_name
+from evergraph.training.task_names import in_tasks
 from evergraph.training.unknown import in_words
 
 CREATION = ("set_", "memory", "model", "hidden", "model_set", "problem")
@@ -212,7 +213,7 @@ class _LearnedAlready(Exception):  # noqa: N818
 
 def _refuse_again(graph: str, learner: Learner, task: Task, before: LearnedBefore) -> None:
     """Raise since examples would be learned twice without --again; the message names what is left to learn."""
-    level, numbers = task.graph.level, task_numbers(*before.numbers)
+    level, tasks = task.graph.level, in_tasks(*before.numbers)
     gone = f" ({level}s forgotten since: {before.forgotten})" if before.forgotten else ""
     too = ", including what was forgotten" if before.forgotten else ""
     if before.altered is not None:
@@ -221,14 +222,14 @@ def _refuse_again(graph: str, learner: Learner, task: Task, before: LearnedBefor
             fix = "if labels were corrected, forget these nodes first, then learn them alone"
         raise EvergraphError(f"{before.how_altered(task.graph)}; {fix}, or add --again to count all of them twice")
     if before.whole or before.examples == before.total:
-        where = f"as task {numbers}" if before.whole else f"in task {numbers}"
+        where = f"as {tasks}" if before.whole else f"in {tasks}"
         said = f"{graph} was learned already, {where}{gone}; --again learns it again{too}"
         raise _LearnedAlready(said, learner, before.numbers)
     names = ",".join(map(in_a_list, before.other_classes))
     others = f"--classes {shlex.quote(names)} learns the others, " if names else ""
     raise EvergraphError(
-        f"{graph}: {before.examples} of {before.total} training {level}s were learned already, in task "
-        f"{numbers}{gone}; {others}--again learns all of them again{too}"
+        f"{graph}: {before.examples} of {before.total} training {level}s were learned already, in "
+        f"{tasks}{gone}; {others}--again learns all of them again{too}"
     )
 
 

@@ -30,11 +30,10 @@ class Outline:
     """
 
     def __init__(self, task: Task) -> None:
-        rows = _mixed(_row_hashes(task.graph.x))
+        rows = _mixed(row_hashes(task.graph.x))
         own = np.zeros(rows.size, dtype=np.uint64)
         own[torch.cat([task.train, task.val, task.test]).cpu().numpy()] = 1
-        kinds = np.unique(rows[own == 1]).size
-        self.usable = 0 < min(KINDS, int(own.sum())) <= kinds
+        self.usable = tells_apart(rows[own == 1])
         self._sums = [_from_none(terms) for terms in (rows, _edge_hashes(task.graph.adjacency, rows), own * rows)]
         self._examples = _from_none(own)
 
@@ -64,6 +63,11 @@ def outline(task: Task) -> Outline | None:
     return Outline(task) if graph.level == "node" and graph.has_classes and in_memory else None
 
 
+def tells_apart(rows: Hashes) -> bool:
+    """Whether rows differ enough that the same ones, as many, are the same nodes and no others."""
+    return 0 < min(KINDS, rows.size) <= np.unique(rows).size
+
+
 def _from_none(terms: Hashes) -> Hashes:
     """Cumulative sums that begin with that of no terms."""
     return np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)])
@@ -81,7 +85,7 @@ def _bits(values: npt.NDArray[np.float32]) -> Hashes:
     return (values + np.float32(0)).view(np.uint32).astype(np.uint64)
 
 
-def _row_hashes(x: Features) -> Hashes:
+def row_hashes(x: Features) -> Hashes:
     """A hash of each row, the same for a sparse matrix and a dense one."""
     keys = _mixed(np.arange(1, x.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
     if isinstance(x, SparseMatrix):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import secrets
 from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any, Literal
@@ -21,6 +20,7 @@ from evergraph.data.division import (
     divided_by_attribute,
     divided_by_classes,
     divided_by_columns,
+    name_of_numbering,
     validated_where_known,
 )
 from evergraph.data.examples import as_existing_links, narrowed, problem_of, without_held_out_edges
@@ -150,7 +150,7 @@ class TaskStream(metaclass=Checked):
             self._part = validated_where_known(self.graph, self._task_of, self._part)
         self.tasks_classes = [self._classes_in(self._task_of == task) for task in range(tasks)]
         self._names = names
-        self._token = secrets.token_hex(16)  # identifies tasks that share one numbering of examples, in copies too
+        self._token = name_of_numbering(self.graph, self._task_of)
         self._start()
 
     def _start(self) -> None:
@@ -382,11 +382,10 @@ class TaskStream(metaclass=Checked):
         parts = (0, 1, self._test_part)
         train, val, test = (torch.nonzero(mine & (part == number)).reshape(-1) for number in parts)
         classes = sorted({position for task in members for position in self.tasks_classes[task]})
-        origin = (self._token, examples) if self.edges_between_tasks else None
-        new = self._new_nodes(index, graph, task_of)
-        return Task(
-            index, classes, graph, train, val, test, self.num_classes, origin=origin, link_edges=edges, new_nodes=new
-        )
+        task = Task(index, classes, graph, train, val, test, self.num_classes, link_edges=edges)
+        task.origin, task.joined = (self._token, examples), self.edges_between_tasks
+        task.new_nodes = self._new_nodes(index, graph, task_of)
+        return task
 
     def _new_nodes(self, index: int, graph: Graph, task_of: Tensor) -> int | None:
         """Return the number of nodes that earlier tasks did not have, given the task of each example; None for all."""

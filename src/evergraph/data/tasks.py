@@ -51,8 +51,9 @@ class Task:
         num_classes: number of classes of the whole stream, so that the output layer can have its final size.
         so_far: returns all tasks up to this one as a single task, if the stream still has them. Only for methods that
             declare access to all data, such as joint training.
-        origin: if tasks of the stream contain examples of earlier ones: a name for the stream's numbering, and the
-            numbers of the examples in its whole graph.
+        origin: for a task of a stream: a name for the stream's numbering, and the numbers of the examples in its whole
+            graph.
+        joined: whether tasks of the stream contain examples of earlier ones.
         link_edges: where examples are links: the adjacency without them, and the links that are added to it as edges;
             no held-out pair is among either.
         new_nodes: number of the graph's nodes that earlier tasks did not have; None for all.
@@ -67,6 +68,7 @@ class Task:
     num_classes: int
     so_far: Callable[[], Task] | None = field(default=None, repr=False)
     origin: tuple[str, Tensor] | None = field(default=None, repr=False)
+    joined: bool = field(default=False, repr=False)
     link_edges: tuple[SparseMatrix, Tensor] | None = field(default=None, repr=False)
     new_nodes: int | None = field(default=None, repr=False)
     _mark: str = field(default="", init=False, repr=False)
@@ -215,7 +217,8 @@ class Task:
             lost = [place for place in classes if place not in present]
             classes = [place for place in classes if place in present]
             val = val[~torch.isin(graph.y[val], torch.tensor(lost, dtype=torch.long))]
-        return Task(self.index, classes, graph, train, val, test, self.num_classes, origin=origin, link_edges=edges)
+        changed = replace(self, class_positions=classes, graph=graph, train=train, val=val, test=test)
+        return replace(changed, so_far=None, origin=origin, link_edges=edges, new_nodes=None)
 
     def mark(self) -> str:
         """Return a hash of the task's content, to recognize it and not to mix up an interrupted task with another.

@@ -23,7 +23,7 @@ FALSE_ALARMS = 0.05
 def task_card(task: Task) -> dict[str, Any]:
     """Describe a task for its record: when it was learned, from which graph, and how many examples each class has.
 
-    Also whether other tasks may hold the same nodes: by `ids`, or because the graphs of a stream are `joined`. By its
+    Also which stream it is a task of, by a hash, and whether that stream's tasks share nodes (`joined`). By its
     `outline` the graph is recognized in another order, with other labels or another split, and with more nodes.
     """
     parts = {"training": task.train, "validation": task.val, "test": task.test}
@@ -31,8 +31,8 @@ def task_card(task: Task) -> dict[str, Any]:
         "learned": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "graph": task.graph.name,
         "examples": dict(zip(parts, _over_all(task, [nodes.numel() for nodes in parts.values()]))),
-        "ids": "id" in task.graph.attributes,
-        "joined": task.origin is not None,
+        "stream": None if task.origin is None else task.origin[0],
+        "joined": task.joined,
     }
     if task.graph.has_classes:
         own = torch.bincount(task.graph.y[task.train], minlength=task.graph.num_classes)

@@ -17,9 +17,10 @@ from evergraph.methods import Context
 from evergraph.methods.forgetting import Forgetting, Small
 from evergraph.training.card import task_card
 from evergraph.training.evidence import AFTER, BEFORE, after_learning
-from evergraph.training.learned_data import Learned, task_numbers
+from evergraph.training.learned_data import Learned
 from evergraph.training.learning import make_context
 from evergraph.training.predicting import tested
+from evergraph.training.task_names import tasks_named
 
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
@@ -107,8 +108,8 @@ class Exchange:
         ]
         if missing := [number for number in again if number not in self.old]:
             raise EvergraphError(
-                f"task {task_numbers(missing[0])} had examples of the same classes, whose weights depend on these; "
-                "give its data too, in a list behind the first (--later GRAPH)"
+                f"{tasks_named(self.learner, missing)} had examples of the same classes, whose weights depend on "
+                "these; give the data of all such tasks too, in a list behind the first (--later GRAPH)"
             )
         return sorted({*self.gone, *again})
 

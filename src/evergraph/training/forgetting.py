@@ -8,7 +8,7 @@ the counts of later tasks' validation examples stand until a later call that has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +16,14 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capable
 from evergraph.data import ClassName
-from evergraph.data.targets import as_known
-from evergraph.errors import EvergraphError, in_a_list, tell
+from evergraph.errors import EvergraphError, tell
 from evergraph.methods.forgetting import Forgetting
 from evergraph.training.exchange import Exchange, drop_tests_of_forgotten, empty, remembered
 from evergraph.training.inputs import chosen_examples
-from evergraph.training.learned_data import Identities, Learned, find_learned, identities, task_numbers
+from evergraph.training.learned_data import LEFT, Learned, find_learned
 from evergraph.training.learning import learn, make_context
+from evergraph.training.requests import Request, Search, left_to_forget, not_searched, of_classes
+from evergraph.training.task_names import tasks_named
 from evergraph.training.transaction import restored_on_failure
 
 if TYPE_CHECKING:
@@ -45,15 +46,18 @@ def forget(
         raise EvergraphError("forget needs the data that the examples were learned from: forget(nodes, data)")
     if (nodes is None) == (classes is None):
         raise EvergraphError("say what to forget: nodes of the data, or classes")
-    pieces = find_learned(learner, data)
-    found = {learned.number: learned for piece in pieces for learned in piece}
+    pieces = find_learned(learner, data, numbered=classes is None and not _nothing(nodes))
+    known = {learned.number: learned for piece in pieces for learned in piece}
     if classes is not None:
-        asked = _of_classes(learner, found, classes)
+        asked = of_classes(learner, known, classes)
     else:
         first = torch.unique(chosen_examples(nodes, pieces[0][0].given.graph))
         asked = {learned.number: first for learned in pieces[0]}
-    known = dict(zip(found, identities([learned.given for learned in found.values()])))
-    gone = _everywhere(found, asked, known, keep_in_graph, classes is not None)
+    request, search = Request(asked, keep_in_graph, classes is not None), Search(known)
+    found = {number: learned for number, learned in known.items() if number >= 0}
+    after, left = _after(learner, found, search, request)
+    gone = {number: _new(after[number], found[number]) for number in found}
+    gone = {number: examples for number, examples in gone.items() if examples.numel()}
     again = _to_learn_again(learner, forgetting, found, gone)
     if not gone and again is None:
         tell(
@@ -61,11 +65,12 @@ def forget(
             "forgotten before; check their ids or numbers"
         )
         return 0
-    after = {
-        number: learned.forgetting(gone[number], keep_in_graph) if number in gone else learned
-        for number, learned in found.items()
-    }
-    others = [] if keep_in_graph or not gone else _others_that_may_hold(learner, found, asked)
+    unsearched = not_searched(learner, search, request)
+    for number, sources in unsearched.items():
+        left.setdefault(number, list(learner.records[number].get(LEFT, ())))
+        entries = [request.entry(known[source]) for source in sources]
+        left[number] += [entry for entry in entries if entry not in left[number]]
+    place = _places(learner, after)
     with restored_on_failure(learner), torch.no_grad():
         if again is not None:
             _learn_again(learner, forgetting, found, after, again)
@@ -73,23 +78,82 @@ def forget(
             start = _start(learner, forgetting, min(gone))
             Exchange(learner, forgetting, found, after, sorted(gone)).run()
             learner.records[start] = {**learner.records[start], STANDING: True}
+        for number, entries in left.items():
+            if number in place:
+                _note_left(learner, place[number], entries)
     if again is None:
         tell(
             f"heads are as if these {learner.problem.level}s had never been learned, given the present choices "
             "(the ridge, which features are read, …); these and the calibration of other tasks stand until forget has "
-            f"the data of {_span(start, learner.num_tasks)} in one list (--later)"
+            f"the data of {tasks_named(learner, range(start, learner.num_tasks))} in one list (--later)"
         )
     elif not gone:
         tell(
             f"no {learner.problem.level} asked for was left to forget in these data; the choices of "
-            f"{_span(again, learner.num_tasks)}, which stood after an earlier forget, were made again"
+            f"{tasks_named(learner, range(again, learner.num_tasks))}, which stood after an earlier forget, were made "
+            "again"
         )
-    if others:
+    _tell_of_unsearched(learner, {place[n]: n in found for n in unsearched if n in place}, keep_in_graph)
+    return search.identities(gone).numel()
+
+
+def is_open(learner: Learner) -> bool:
+    """Whether earlier calls left something to forget, or choices to make again, for which data were missing."""
+    return any(STANDING in record or LEFT in record for record in learner.records)
+
+
+def _nothing(nodes: Any) -> bool:
+    """Whether an empty list of nodes is given."""
+    return isinstance(nodes, Sized) and not (isinstance(nodes, Tensor) and not nodes.dim()) and len(nodes) == 0
+
+
+def _after(
+    learner: Learner, found: dict[int, Learned], search: Search, request: Request
+) -> tuple[dict[int, Learned], dict[int, list[dict[str, Any]]]]:
+    """The tasks after forgetting what is asked for, and what earlier calls left; and what is left then, by task."""
+    after, left = {}, {}
+    for number, learned in found.items():
+        earlier, left[number] = left_to_forget(learner, search, number)
+        for one in (request, *earlier):
+            examples = search.find(one, number)
+            learned = learned.forgetting(examples, one.keep_in_graph) if examples.numel() else learned
+        after[number] = learned
+    return after, left
+
+
+def _new(after: Learned, before: Learned) -> Tensor:
+    """Examples that were forgotten now, or that leave the graph now."""
+    removed = after.removed[~torch.isin(after.removed, before.removed)]
+    return torch.cat([removed, after.unlabelled[~torch.isin(after.unlabelled, before.unlabelled)]])
+
+
+def _places(learner: Learner, after: dict[int, Learned]) -> dict[int, int]:
+    """New numbers of the tasks: those without anything left to train on go."""
+    left = [n for n in range(learner.num_tasks) if n not in after or after[n].task().train.numel()]
+    return {number: place for place, number in enumerate(left)}
+
+
+def _note_left(learner: Learner, number: int, entries: list[dict[str, Any]]) -> None:
+    """Write into a task's record what is left to forget in it."""
+    record = {key: value for key, value in learner.records[number].items() if key != LEFT}
+    learner.records[number] = {**record, LEFT: entries} if entries else record
+
+
+def _tell_of_unsearched(learner: Learner, given: dict[int, bool], keep_in_graph: bool) -> None:
+    """Warn of tasks that may hold the same examples; `given` says whether their data were given and told nothing."""
+    level = learner.problem.level
+    how = "as examples" if keep_in_graph else "as examples or neighbours"
+    if missing := [number for number, known in given.items() if not known]:
         tell(
-            f"the data of task {', '.join(others)} are not given: where they hold these {learner.problem.level}s too, "
-            "as examples or neighbours, what was learned from them stands; give them in the list (--later) to undo it"
+            f"the data of {tasks_named(learner, missing)} are not given: where they hold these {level}s too, {how}, "
+            "what was learned from them stands; give them in the list (--later) to undo it"
         )
-    return sum(numbers.numel() for numbers in _by_identity(gone, known).values())
+    if strange := [number for number, known in given.items() if known]:
+        tell(
+            f"{tasks_named(learner, strange)}: where the data hold these {level}s too, {how}, what was learned from "
+            f"them stands, since nothing tells which {level}s are the same; give each an id in all data (ids may be "
+            "added to the data as they were learned), and forget them by id"
+        )
 
 
 def _to_learn_again(
@@ -108,11 +172,6 @@ def _to_learn_again(
 def _start(learner: Learner, forgetting: Forgetting, number: int) -> int:
     """Return the last task, up to the given one, that can be learned again as it was; the first one always can."""
     return next(start for start in reversed(range(number + 1)) if not start or _as_then(learner, forgetting, start))
-
-
-def _span(first: int, total: int) -> str:
-    """The tasks from one to the last, as messages tell them."""
-    return f"task {total}" if first + 1 == total else f"tasks {first + 1} to {total}"
 
 
 def _as_then(learner: Learner, forgetting: Forgetting, number: int) -> bool:
@@ -143,89 +202,6 @@ def _forgetting(learner: Learner) -> Forgetting:
             "this learner was saved by an earlier version, which kept too little to forget; learn anew"
         )
     return found
-
-
-def _everywhere(
-    found: dict[int, Learned],
-    asked: dict[int, Tensor],
-    known: dict[int, Identities],
-    keep_in_graph: bool,
-    of_classes: bool,
-) -> dict[int, Tensor]:
-    """Examples to forget in each task: those asked for, in every task that holds them.
-
-    An example may be one of the task's own (unless classes are forgotten, and it has another class there), or a
-    neighbour of the task's own examples, which is removed unless nodes stay in the graph.
-    """
-    wanted, gone = _by_identity(asked, known), {}
-    if keep_in_graph:  # whatever is an example of none of the tasks stays as it is
-        own = _by_identity({number: learned.own for number, learned in found.items()}, known)
-        wanted = {by: some[torch.isin(some, own.get(by, some[:0]))] for by, some in wanted.items()}
-    for number, learned in found.items():
-        by, numbers = known[number]
-        chosen, named = torch.isin(numbers, wanted.get(by, numbers[:0])), _mask(numbers, asked.get(number))
-        if keep_in_graph:
-            chosen &= torch.where(named, learned.given.graph.labelled, _mask(numbers, learned.own))
-        if of_classes:
-            chosen &= named | ~learned.given.graph.labelled
-        chosen[learned.done(keep_in_graph)] = False
-        if chosen.any():
-            gone[number] = torch.nonzero(chosen).reshape(-1)
-    return gone
-
-
-def _mask(numbers: Tensor, examples: Tensor | None) -> Tensor:
-    """Mask of some of the numbered examples; None for none of them."""
-    mask = torch.zeros(numbers.numel(), dtype=torch.bool)
-    if examples is not None:
-        mask[examples] = True
-    return mask
-
-
-def _by_identity(examples: dict[int, Tensor], known: dict[int, Identities]) -> dict[Any, Tensor]:
-    """Identity numbers of examples of several tasks, grouped by what identifies them, without duplicates."""
-    numbers: dict[Any, list[Tensor]] = {}
-    for number, some in examples.items():
-        by, every = known[number]
-        numbers.setdefault(by, []).append(every[some])
-    return {by: torch.unique(torch.cat(some)) for by, some in numbers.items()}
-
-
-def _others_that_may_hold(learner: Learner, found: dict[int, Learned], asked: dict[int, Tensor]) -> list[str]:
-    """Describe the tasks whose data are not given and that may hold the same nodes."""
-    some = [found[number].given for number, examples in asked.items() if examples.numel()]
-    by_id = any("id" in task.graph.attributes for task in some)
-    joined = min((number for number in asked if found[number].given.origin is not None), default=learner.num_tasks)
-    return [
-        f"{task_numbers(number)} ({record.get('graph', 'unknown')})"
-        for number, record in enumerate(learner.records)
-        if number not in found and ((by_id and record.get("ids")) or (record.get("joined") and number > joined))
-    ]
-
-
-def _of_classes(
-    learner: Learner, found: dict[int, Learned], classes: Sequence[ClassName] | ClassName
-) -> dict[int, Tensor]:
-    """Examples of the given classes, in every task that had any."""
-    named = [classes] if isinstance(classes, (str, int)) else list(classes)
-    by_name = {str(name): name for name in learner.classes_}
-    for name in named:
-        if str(name) not in by_name:
-            raise EvergraphError(f"the learner knows no class {name!r}; it knows: {', '.join(map(in_a_list, by_name))}")
-    wanted = {by_name[str(name)] for name in named}
-    for number, entry in enumerate(learner.history):
-        if wanted & set(entry["classes"]) and number not in found:
-            raise EvergraphError(
-                f"class {next(iter(wanted & set(entry['classes'])))!r} was learned in task {task_numbers(number)} too; "
-                "give the data of all tasks that had it, in a list (--later GRAPH)"
-            )
-    gone = {}
-    for number, learned in found.items():
-        graph = learned.given.graph
-        known = as_known(graph.class_names, learner.classes_)
-        places = [place for place, name in enumerate(known) if name in wanted]
-        gone[number] = torch.nonzero(torch.isin(graph.y, torch.tensor(places, dtype=torch.long))).reshape(-1)
-    return gone
 
 
 def _learn_again(

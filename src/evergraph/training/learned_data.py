@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from evergraph.core.sparse import SparseMatrix
 from evergraph.data import ClassName, Graph, Task, TaskStream, as_graph
 from evergraph.data.outline import outline
 from evergraph.data.targets import as_known
-from evergraph.errors import EvergraphError, EvergraphWarning
-from evergraph.training.inputs import example_ids
+from evergraph.errors import EvergraphError, EvergraphWarning, tell
+from evergraph.training.task_names import in_tasks
 
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
@@ -66,6 +65,7 @@ class Learned:
     def forgetting(self, examples: Tensor, keep_in_graph: bool) -> Learned:
         """The same data with further examples forgotten; those that stayed in the graph may leave it now."""
         if keep_in_graph:
+            examples = examples[~torch.isin(examples, self.removed)]
             kept = torch.unique(torch.cat([self.unlabelled, examples]))
             return Learned(self.number, self.given, kept, self.removed)
         kept = self.unlabelled[~torch.isin(self.unlabelled, examples)]
@@ -86,9 +86,8 @@ class Learned:
         return {**entries, **given, "given_classes": list(self.given.class_positions)}
 
 
-def task_numbers(*numbers: int) -> str:
-    """The numbers of learned tasks as messages tell them, from 1: `1 and 2`."""
-    return " and ".join(str(number + 1) for number in numbers)
+LEFT = "left_to_forget"
+"""Entry of a task's record: what was forgotten in other data, and may be in this task's, which were not searched."""
 
 
 @dataclass
@@ -117,7 +116,7 @@ class LearnedBefore:
     def how_altered(self, graph: Graph) -> str:
         """Say how the graph differs from the one that was learned."""
         gone = f" ({graph.level}s forgotten since: {self.forgotten})" if self.forgotten else ""
-        task = f"task {task_numbers(*self.numbers)}{gone}"
+        task = f"{in_tasks(*self.numbers)}{gone}"
         if self.altered == graph.num_nodes:
             how = "in another order or form, with other labels or with others held out"
             return f"{graph.name}: its {self.total} labelled nodes are those of {task}, {how}"
@@ -200,6 +199,11 @@ def classes_given(learner: Learner, number: int, graph: Graph) -> list[ClassName
     given = learner.records[number].get("given_classes")
     if given is None:
         return list(learner.history[number]["classes"])
+    return _called(given, graph)
+
+
+def _called(given: list[Any], graph: Graph) -> list[ClassName]:
+    """The classes at the given positions, as a graph calls them."""
     names = dict(enumerate(graph.class_names))
     pairs = [place if isinstance(place, list) else [names.get(place)] for place in given]  # names in older versions
     return [name for name, *_ in pairs if name is not None]
@@ -235,74 +239,61 @@ def _forgotten(record: dict[str, Any]) -> set[int]:
     return {number for numbers in record.get("forgotten", {}).values() for number in numbers}
 
 
-Identities = tuple[Any, Tensor]
-"""What identifies examples, and a number for each: where both agree, two examples are the same."""
+def find_learned(learner: Learner, data: Any, *, numbered: bool) -> list[list[Learned]]:
+    """Find the tasks learned from each piece of data: a task, a graph or a path, or those in a list or a stream.
 
+    Data that the learner does not know any more are left out, with a note, if it knows others. Those of which all was
+    forgotten are known as long as something of them is left to forget in other tasks; their number is negative.
 
-def identities(tasks: Sequence[Task]) -> list[Identities]:
-    """Number the examples of several tasks, so that the same example has the same number in all of them.
-
-    Examples are identified by their ids, if all examples of a graph have distinct ones; among tasks of one stream, by
-    their indices in the stream's graph; among tasks of one graph, by their indices in it.
+    Args:
+        learner: the learner.
+        data: the data.
+        numbered: whether examples are named in the first piece, so that it must be known.
     """
-    known: dict[str, int] = {}
-    graphs: list[Graph] = []
-    found: list[Identities] = []
-    for task in tasks:
-        if (ids := unique_ids(task.graph)) is not None:
-            found.append(("id", torch.tensor([known.setdefault(name, len(known)) for name in ids])))
-        elif task.origin is not None:
-            found.append(task.origin)
-        else:
-            place = next((i for i, graph in enumerate(graphs) if _same_graph(graph, task.graph)), len(graphs))
-            graphs += [task.graph] if place == len(graphs) else []
-            found.append((place, torch.arange(task.graph.num_examples)))
-    return found
-
-
-def unique_ids(graph: Graph) -> list[str] | None:
-    """Ids of the examples, as strings; None if they have no ids, or some share one."""
-    ids = example_ids(graph)
-    names = None if ids is None else [str(name) for name in ids]
-    return names if names is not None and len(set(names)) == len(names) else None
-
-
-def _same_graph(one: Graph, other: Graph) -> bool:
-    """Whether two graphs have the same nodes, edges and examples; nodes may be labelled in batches."""
-    if one is other:
-        return True
-    if one.level != other.level or one.num_examples != other.num_examples or one.x.shape != other.x.shape:
-        return False
-    pairs = list(zip(_arrays(one), _arrays(other)))
-    if one.level != "node":
-        pairs.append((one.y, other.y))
-    return len(_arrays(one)) == len(_arrays(other)) and all(torch.equal(*pair) for pair in pairs)
-
-
-def _arrays(graph: Graph) -> list[Tensor]:
-    """The edges and features of a graph; the ends of links instead of edges, since these include training links."""
-    x = list(graph.x.parts()) if isinstance(graph.x, SparseMatrix) else [graph.x]
-    matrix = graph.members if graph.level == "link" and graph.members is not None else graph.adjacency
-    return [*matrix.parts(), *x]
-
-
-def find_learned(learner: Learner, data: Any) -> list[list[Learned]]:
-    """Find the tasks learned from each piece of data: a task, a graph or a path, or those in a list or a stream."""
     whole = isinstance(data, TaskStream)
-    found = []
-    for piece in _pieces(learner, data):
-        known = list(_matches(learner, piece))
+    found, unknown = [], []
+    for place, piece in enumerate(_pieces(learner, data)):
+        known = list(_matches(learner, piece)) or _forgotten_data(learner, piece, -1 - place)
         if known:
             found.append(known)
         elif not whole:  # tasks of a stream that were not learned are skipped
-            name = _graph_of(learner, piece).name
+            unknown.append(_graph_of(learner, piece).name)
+            if numbered and not found:
+                break
+    if not any(learned.number >= 0 for known in found for learned in known) or (unknown and numbered and not found):
+        if not unknown:
             raise EvergraphError(
-                f"{name} is not data that this learner learned from, it has changed since, or all of it was forgotten; "
-                "give the task, graph or file as it was learned"
+                "none of these data were learned; give the tasks, graphs or files as they were learned"
             )
-    if not found:
-        raise EvergraphError("none of these data were learned; give the tasks, graphs or files as they were learned")
+        lost = "not data that this learner learned from, it has changed since, or all of it was forgotten"
+        raise EvergraphError(f"{unknown[0]} is {lost}; give the task, graph or file as it was learned")
+    if unknown:
+        tell(
+            f"left out: {', '.join(unknown)}; this learner did not learn from it, it has changed since, or all of it "
+            "was forgotten"
+        )
     return found
+
+
+def _forgotten_data(learner: Learner, piece: Any, number: int) -> list[Learned]:
+    """Find data of which all was forgotten, by what is left to forget of them in other tasks."""
+    for record in learner.records:
+        for entry in record.get(LEFT, ()):
+            task = _as_given(learner, piece, entry["given_classes"], entry["given"])
+            if task is not None:
+                every = torch.arange(task.graph.num_examples)
+                return [Learned(number, task, every[:0], every)]
+    return []
+
+
+def _as_given(learner: Learner, piece: Any, classes: list[Any], mark: str) -> Task | None:
+    """The task with a mark that data stand for; None if they do not."""
+    for data in _as_named(learner, piece if isinstance(piece, Task) else _graph_of(learner, piece)):
+        graph = data.graph if isinstance(data, Task) else data
+        for task in _tasks_of(learner, data, _called(classes, graph), learner.num_tasks):
+            if task.mark() == mark:
+                return task
+    return None
 
 
 def _pieces(learner: Learner, data: Any) -> list[Any]:
@@ -351,12 +342,17 @@ def _as_named(learner: Learner, data: Any) -> Iterator[Any]:
 
 
 def _as_learned(learner: Learner, data: Task | Graph, number: int) -> Iterator[Task]:
-    """Yield a task itself, or those that `learn` may have made from a graph, with and without examples held out."""
+    """Yield a task itself, or those that `learn` may have made from a graph, if it is that of the numbered task."""
+    graph = data.graph if isinstance(data, Task) else data
+    return _tasks_of(learner, data, classes_given(learner, number, graph), number)
+
+
+def _tasks_of(learner: Learner, data: Task | Graph, names: list[ClassName], number: int) -> Iterator[Task]:
+    """Yield a task itself, or those of some classes of a graph, with and without examples held out."""
     if isinstance(data, Task):
         yield data
         return
     graph = data
-    names = classes_given(learner, number, graph)
     if graph.has_classes and not set(names) <= set(as_known(graph.class_names, names)):
         return
     classes = names if graph.has_classes else None

@@ -25,12 +25,13 @@ from evergraph.training.defaults import default_method, pick_device, targets_kno
 from evergraph.training.evaluating import evaluate
 from evergraph.training.forgetting import forget
 from evergraph.training.inputs import Tasks, as_task, as_tasks, is_id
-from evergraph.training.learned_data import LearnedBefore, first_graph, learned_before, learned_from, task_numbers
+from evergraph.training.learned_data import LearnedBefore, first_graph, learned_before, learned_from
 from evergraph.training.learning import check_fit, grow, learn
 from evergraph.training.member import OnEpoch, OptimizerState, Progress
 from evergraph.training.predicting import Prediction, asked, outputs, predict
 from evergraph.training.settings import Training, unknown_setting
 from evergraph.training.snapshot import learner_state, restore
+from evergraph.training.task_names import in_tasks
 from evergraph.training.transaction import own_random_numbers
 from evergraph.training.why import Explanation, why
 
@@ -371,15 +372,15 @@ class Learner(metaclass=Checked):
 
 def _once_more(task: Task, before: LearnedBefore) -> str:
     """Warning for a task that was learned before, in whole or in part."""
-    level, numbers = task.graph.level, task_numbers(*before.numbers)
+    level, tasks = task.graph.level, in_tasks(*before.numbers)
     gone = f", including {level}s forgotten since ({before.forgotten})" if before.forgotten else ""
     if before.whole:
-        return f"{task.graph.name}: this very task was learned already, as task {numbers}; it is learned again{gone}"
+        return f"{task.graph.name}: this very task was learned already, as {tasks}; it is learned again{gone}"
     if before.altered is not None:
         same = before.altered == task.graph.num_nodes
         fix = "if labels were corrected, forget these nodes first" if same else "label new nodes only"
         return f"{before.how_altered(task.graph)}; they are learned again and count twice ({fix})"
     return (
-        f"{task.graph.name}: {before.examples} of {before.total} training {level}s were learned already, in task "
-        f"{numbers}; they are learned again{gone}"
+        f"{task.graph.name}: {before.examples} of {before.total} training {level}s were learned already, in "
+        f"{tasks}; they are learned again{gone}"
     )

@@ -103,7 +103,7 @@ def unlabelled(context: Context) -> Tensor:
     """Return the nodes of the task's graph that are neither training nor test nodes, of this task or an earlier one."""
     task = context.task
     free = torch.ones(task.graph.num_nodes, dtype=torch.bool)
-    if task.origin is not None:  # other nodes with a label are earlier tasks'
+    if task.joined:  # other nodes with a label are earlier tasks'
         free = ~task.graph.labelled
         free[task.val] = True
     free[torch.cat([task.train, task.test])] = False
