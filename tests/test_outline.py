@@ -218,3 +218,54 @@ def test_the_command_learns_nothing_twice_unless_told_to(evergraph, tmp_path):
     assert status == 0
     assert SAME in error
     assert eg.Learner.load(folder).num_tasks == 2
+
+
+def months(number=2, size=30):
+    """Graphs of their own nodes, and all of them in one graph, with edges between them too."""
+    graph = people(number * size)
+    return [taken(graph, torch.arange(size * i, size * (i + 1))) for i in range(number)], graph
+
+
+def test_classes_that_were_all_renamed_do_not_hide_the_nodes():
+    graph = people()
+    learner = learner_of(graph)
+    with pytest.warns(EvergraphWarning, match=SAME):
+        learner.learn(graph.altered(class_names=["north", "south"]))
+
+
+@pytest.mark.parametrize("change", ["weights", "directions", "edges"])
+def test_the_same_nodes_with_other_edges(change):
+    graph, ends = people(), torch.randint(60, (2, 90), generator=torch.Generator().manual_seed(2))
+    weight = None if change == "edges" else torch.arange(graph.num_edges) + 1.0
+    ends, weight = ends if change != "weights" else graph.edge_index, weight if change == "weights" else None
+    other = make_graph(graph.x, ends, graph.y, edge_weight=weight, undirected=change != "directions", name="again")
+    learner = learner_of(graph)
+    line = "again: its 60 labelled nodes are those of task 1, with other edges, weights or directions"
+    with pytest.warns(EvergraphWarning, match=line + "; test nodes may have been trained on"):
+        learner.evaluate([other])
+    with pytest.warns(EvergraphWarning, match=line + "; they are learned again and count twice") as said:
+        learner.learn(other)
+    ending = "(to learn them in this form, forget these nodes first)"
+    assert any(str(one.message).endswith(ending) for one in said)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_months_that_were_merged(turned, evergraph, tmp_path):
+    some, merged = months()
+    learner = learner_of(*(some[::-1] if turned else some))
+    line = "people 0: its 60 labelled nodes are those of tasks 1 and 2; they are learned again and count twice"
+    with pytest.warns(EvergraphWarning, match=line):
+        learner.learn(merged)
+    for name, graph in (("jan", some[0]), ("feb", some[1]), ("merged", merged)):
+        np.savez(tmp_path / f"{name}.npz", x=graph.x, edge_index=graph.edge_index, y=graph.y)
+    words = ("--checkpoint", tmp_path / "kept", "--hidden", 20, "--device", "cpu")
+    assert [evergraph("learn", tmp_path / f"{name}.npz", *words)[0] for name in ("jan", "feb", "merged")] == [0, 0, 2]
+    assert eg.Learner.load(tmp_path / "kept").num_tasks == 2
+
+
+def test_merged_months_and_a_new_one():
+    some, merged = months(3)
+    learner = learner_of(*some[:2])
+    line = "people 0 begins with the 60 nodes of tasks 1 and 2, and the 60 examples among these are labelled here too"
+    with pytest.warns(EvergraphWarning, match=line):
+        learner.learn(merged)

@@ -7,6 +7,8 @@ have all the others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -20,6 +22,8 @@ Hashes = npt.NDArray[np.uint64]
 
 KINDS = 8
 """Nodes with fewer kinds of features are recognized only if no two are alike: others may be as many by chance."""
+OUTLINE = 4
+"""Number of entries of an outline; earlier versions had others."""
 ROWS = 512  # hashed at once
 
 
@@ -33,7 +37,7 @@ class Outline:
         rows = _mixed(row_hashes(task.graph.x))
         own = np.zeros(rows.size, dtype=np.uint64)
         own[torch.cat([task.train, task.val, task.test]).cpu().numpy()] = 1
-        self.usable = tells_apart(rows[own == 1])
+        self._rows, self._own = rows, own == 1
         self._sums = [_from_none(terms) for terms in (rows, _edge_hashes(task.graph.adjacency, rows), own * rows)]
         self._examples = _from_none(own)
 
@@ -43,9 +47,18 @@ class Outline:
         return self._examples.size - 1
 
     def upto(self, nodes: int) -> list[int | str]:
-        """Outline of the first nodes as plain values: their number, that of the examples among them, and a digest."""
+        """Outline of the first nodes as plain values: their number, that of the examples among them, and two digests.
+
+        The second is without edges.
+        """
         counts = [nodes, int(self._examples[nodes])]
-        return [*counts, content_hash([*counts, *(int(sums[nodes]) for sums in self._sums)])]
+        whole = content_hash([*counts, *(int(sums[nodes]) for sums in self._sums)])
+        return [*counts, whole, self._nodes(0, nodes)]
+
+    def _nodes(self, start: int, end: int) -> str:
+        """Digest of some nodes, without their edges."""
+        sums = [self._sums[0], self._sums[2], self._examples]
+        return content_hash([end - start, *(int(one[end] - one[start]) for one in sums)])
 
     def whole(self) -> list[int | str]:
         """Outline of all nodes, whatever their order."""
@@ -53,7 +66,28 @@ class Outline:
 
     def begins_with(self, other: list[int | str]) -> bool:
         """Whether the first nodes, or all of them in any order, have the given outline."""
-        return self.usable and int(other[0]) <= self.num_nodes and self.upto(int(other[0])) == other
+        end = int(other[0])
+        return self._usable(0, end) and self.upto(end)[:3] == other[:3]
+
+    def _usable(self, start: int, end: int) -> bool:
+        """Whether there are such nodes, and their features tell them apart."""
+        return end <= self.num_nodes and tells_apart(self._rows[start:end][self._own[start:end]])
+
+    def made_of(self, others: Sequence[list[int | str]]) -> tuple[list[int], int]:
+        """Find which outlines' nodes, whatever their edges, come one after another from the first node on.
+
+        Returns the places of those outlines, and the number of these nodes.
+        """
+        found: list[int] = []
+        start = 0
+        while True:
+            ends = {place: start + int(other[0]) for place, other in enumerate(others)}
+            next_ = [
+                n for n, end in ends.items() if self._usable(start, end) and self._nodes(start, end) == others[n][3]
+            ]
+            if not next_:
+                return found, start
+            found, start = [*found, *next_], max(ends[place] for place in next_)
 
 
 def outline(task: Task) -> Outline | None:

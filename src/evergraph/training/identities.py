@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data import Graph, Task
-from evergraph.data.outline import row_hashes, tells_apart
+from evergraph.data.outline import KINDS, row_hashes, tells_apart
 from evergraph.training.inputs import example_ids
 
 Numbers = npt.NDArray[np.int64]
@@ -92,7 +92,7 @@ class Identities:
             return False
         fewer = min(rows[0].size, rows[1].size)
         first, second = rows[0][:fewer], rows[1][:fewer]
-        return tells_apart(first) and np.array_equal(first, second)
+        return fewer >= KINDS and tells_apart(first) and np.array_equal(first, second)
 
     def _of(self, graph: Graph) -> tuple[list[str] | None, Hashes | None]:
         """Distinct ids and hashes of the rows of a graph, as far as it has them."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evergraph.data import ClassName, Graph, Task, TaskStream, as_graph
-from evergraph.data.outline import outline
+from evergraph.data.outline import OUTLINE, outline
 from evergraph.data.targets import as_known
 from evergraph.errors import EvergraphError, EvergraphWarning, tell
 from evergraph.training.task_names import in_tasks
@@ -101,8 +101,10 @@ class LearnedBefore:
         forgotten: number of examples of the same data that were forgotten since.
         whole: whether it is one of those tasks itself, as its data were given.
         other_classes: classes of the task that none of those tasks had.
-        altered: if the graph is that of one of those tasks in another order or form, with other labels, another
-            split or more nodes: the number of nodes that it had. All examples count then, as others may be held out.
+        altered: if the nodes of those tasks are the graph's, in another order or form, with other labels, another
+            split, other edges or more nodes: the number of these nodes. All examples count then, as others may be
+            held out.
+        same_edges: whether the edges between these nodes are those of the task, too.
     """
 
     numbers: list[int]
@@ -112,16 +114,26 @@ class LearnedBefore:
     whole: bool
     other_classes: list[ClassName]
     altered: int | None = None
+    same_edges: bool = True
 
     def how_altered(self, graph: Graph) -> str:
-        """Say how the graph differs from the one that was learned."""
+        """Say how the graph differs from the data that were learned."""
         gone = f" ({graph.level}s forgotten since: {self.forgotten})" if self.forgotten else ""
-        task = f"{in_tasks(*self.numbers)}{gone}"
+        tasks = f"{in_tasks(*self.numbers)}{gone}"
         if self.altered == graph.num_nodes:
-            how = "in another order or form, with other labels or with others held out"
-            return f"{graph.name}: its {self.total} labelled nodes are those of {task}, {how}"
+            how = ", in another order or form, with other labels or with others held out"
+            if not self.same_edges:
+                how = ", with other edges, weights or directions" if len(self.numbers) == 1 else ""
+            return f"{graph.name}: its {self.total} labelled nodes are those of {tasks}{how}"
         too = f"the {self.examples} examples among these are labelled here too"
-        return f"{graph.name} begins with the {self.altered} nodes of {task}, and {too}"
+        return f"{graph.name} begins with the {self.altered} nodes of {tasks}, and {too}"
+
+    def way_out(self, graph: Graph) -> str:
+        """Say what to do instead of learning altered data."""
+        if self.altered != graph.num_nodes:
+            return "label new nodes only"
+        what = "if labels were corrected" if self.same_edges else "to learn them in this form"
+        return f"{what}, forget these nodes first"
 
 
 def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> LearnedBefore | None:
@@ -151,26 +163,29 @@ def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> 
 
 
 def learned_altered(learner: Learner, task: Task) -> LearnedBefore | None:
-    """Return the task whose nodes, edges and examples are a task's too: in another order, labelled or split otherwise,
-    or among more.
+    """Return the tasks whose nodes and examples are a task's too: in another order, labelled, split or joined by edges
+    otherwise, those of several tasks one after another, or among more.
     """
     outlines = [
         (number, record[kind])
         for number, record in enumerate(learner.records)
         for kind in ("outline", "given_outline")
-        if kind in record
+        if len(record.get(kind, ())) == OUTLINE
     ]
     sums = outline(task) if outlines and learner.problem.kind == "classes" else None
     if sums is None:
         return None
-    names = set(as_known(task.class_names, learner.classes_))
-    for number, known in outlines:
-        if sums.begins_with(known) and names & set(learner.history[number]["classes"]):
-            nodes, examples = known[:2]
-            forgotten = len(_forgotten(learner.records[number]))
-            total = task.train.numel() + task.val.numel() + task.test.numel()
-            return LearnedBefore([number], total, examples, forgotten, False, [], nodes)
-    return None
+    places, nodes = sums.made_of([known for _, known in outlines])
+    same = [place for place, (_, known) in enumerate(outlines) if sums.begins_with(known)]
+    same_edges = bool(same) and len(places) == 1
+    places = same[:1] if same_edges else places
+    if not places:
+        return None
+    numbers = sorted({outlines[place][0] for place in places})
+    forgotten = sum(len(_forgotten(learner.records[number])) for number in numbers)
+    total = task.train.numel() + task.val.numel() + task.test.numel()
+    examples = int(sums.upto(nodes)[1])
+    return LearnedBefore(numbers, total, examples, forgotten, False, [], nodes, same_edges)
 
 
 def _own(examples: Tensor, graph: Graph) -> Tensor:
