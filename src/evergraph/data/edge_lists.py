@@ -57,7 +57,7 @@ def read_edge_list(
         found = [number.get(key, -1) for key in named]
         if -1 in found:
             row = found.index(-1)
-            fix = "give every node a row in the node table"
+            fix = f"give every node a row in the node table, whose ids are like {keys[0]!r}"
             if unnamed is not None:
                 other = _ids_of(unnamed, table, columns) or "COLUMN"
                 fix = f"its nodes are called {keys[0]} to {keys[-1]} unless a column of ids is named (id={other})"

@@ -11,6 +11,7 @@ import numpy as np
 
 from evergraph.core.settings import checked
 from evergraph.data.arrays import LARGEST, tell_of_lost_digits
+from evergraph.data.dates import AS_DAYS, holds_dates
 from evergraph.data.edge_lists import read_edge_list
 from evergraph.data.graph import Graph, make_graph
 from evergraph.data.numbers_as_text import (
@@ -18,6 +19,7 @@ from evergraph.data.numbers_as_text import (
     CONVERT,
     as_numbers,
     holds_numbers,
+    is_number,
     rows_written,
     with_odd_cell,
 )
@@ -87,6 +89,12 @@ def from_tables(
     """
     name = name or (Path(nodes).stem if isinstance(nodes, (str, Path)) else "nodes")
     table = read_table(nodes, name, index=(id,) if id else IDS)
+    if table.is_text and not (id or label or features) and _like_a_row(table):
+        first = ",".join(list(table)[:6]) + (",…" if len(table) > 6 else "")
+        raise EvergraphError(
+            f"{name}: its first line, {first}, looks like a node; write the names of the columns above it (if these "
+            "are names, id=…, label=… or features=… says which)"
+        )
     id_column = pick(table, id, IDS, "the nodes' ids", name)
     label_column = pick(table, label, LABELS, "the classes", name)
     split_column = pick(table, None, ("split",), "the split", name)
@@ -130,6 +138,18 @@ def from_tables(
         columns=numbers,
         feature_names=feature_names,
     )
+
+
+def _like_a_row(table: Columns) -> bool:
+    """Whether the names of columns are rather their first values: several numbers, above all columns of numbers.
+
+    The numbers 0, 1, 2, … are names that pandas gives.
+    """
+    above = [column for column, values in table.items() if values.dtype.kind in "fiub"]
+    names = (*IDS, *LABELS, "split")
+    usual = any(is_usual(column, names) and column not in table[column].tolist() for column in table)
+    counted = above == [str(number) for number in range(len(above))]
+    return len(above) > 1 and all(map(is_number, above)) and not usual and not counted
 
 
 def _others(table: Columns, taken: Collection[str | None]) -> dict[str, np.ndarray]:
@@ -186,6 +206,8 @@ def _features(
             fix = AS_NUMBERS if rows_written(table, column) else "give numbers, or a column of 0 and 1 for each value"
             if holds_numbers(table[column]):
                 what, fix = "numbers as text", CONVERT
+            elif holds_dates(table, column):
+                what, fix = "dates or times", AS_DAYS
             raise EvergraphError(f"{name}: column {shown} holds {what}; {fix}")
     chosen = list(
         wanted or (column for column in table if column not in reserved and table[column].dtype.kind in "fiub")
@@ -216,17 +238,19 @@ def _features(
 def _tell_of_text(table: Columns, columns: Sequence[str], name: str, labelled: bool) -> None:
     """Warn about columns of text, which are not features, and ask for the classes unless the table is `labelled`."""
     numbers = [column for column in columns if holds_numbers(table[column])]
-    written = [column for column in columns if rows_written(table, column)]
-    text = [column for column in columns if column not in (*numbers, *written)]
+    dates = [column for column in columns if holds_dates(table, column)]
+    written = [column for column in columns if rows_written(table, column) and column not in dates]
+    text = [column for column in columns if column not in (*numbers, *written, *dates)]
     as_text = "not read as features, since their numbers are written as text"
     for some, what, fix in (
         (written, as_text, AS_NUMBERS),
         (numbers, as_text, CONVERT),
+        (dates, "columns of dates or times are not features", AS_DAYS),
         (text, "columns of text are not features", "give each of their values a column of 0 and 1"),
     ):
         if some:
             listed = ", ".join(with_odd_cell(table, column) for column in some)
-            hint = "" if labelled or some is written else _where_classes_may_be(table, some)
+            hint = "" if labelled or some is written or some is dates else _where_classes_may_be(table, some)
             tell(f"{name}: {what}: {listed}; {fix}{hint}")
 
 
@@ -250,6 +274,12 @@ def _filled(x: np.ndarray, names: list[str], missing: Missing, name: str) -> np.
     if not gone.any():
         return x
     where = ", ".join(f"{names[i]!r} ({int(gone[:, i].sum())})" for i in np.nonzero(gone.any(0))[0][:4])
+    never = [column for column, none in zip(names, gone.all(0)) if none]
+    if never and missing != "zero":
+        raise EvergraphError(
+            f"{name}: column {never[0]!r} has no value at all; name it (label={never[0]}) if it is for the classes, or "
+            "leave it out (features=…)"
+        )
     count = f"{int(gone.sum())} of {x.size:,} features are missing, in column {where}"
     if missing == "refuse":
         raise EvergraphError(f"{name}: {count}; missing='mean' or 'zero' fills them in, or leave the column out")

@@ -70,6 +70,7 @@ class Columns(dict[str, np.ndarray]):
         Warns if a class has a name that stands for a missing number elsewhere.
         """
         cells, values = self._cells.get(column), self[column]
+        self.check_lines(column, name)
         if column in self._truth:
             return np.array([None if value != value else bool(value) for value in values.tolist()], dtype=object)
         if cells is None or not any(cell.lower() not in MISSING for cell in cells):
@@ -82,6 +83,14 @@ class Columns(dict[str, np.ndarray]):
                 "where a node has no label"
             )
         return np.array(cells, dtype=object)
+
+    def check_lines(self, column: str, name: str) -> None:
+        """Raise if a name in a text file has several lines: a quote was opened and closed in other rows."""
+        for row, cell in enumerate(self._cells.get(column, ()) if self.is_text else ()):
+            if len(cell.splitlines()) > 1:
+                raise EvergraphError(
+                    f"{name}: {self.place(row)} has a line break in column {column!r}; look at the quotes there"
+                )
 
 
 def _is_plain(cell: str) -> bool:
@@ -133,7 +142,10 @@ def is_frame(table: Any) -> bool:
 
 def _check_names(names: Sequence[str], name: str) -> None:
     if twice := [column for column, count in Counter(names).items() if count > 1]:
-        raise EvergraphError(f"{name}: two columns are called {twice[0]!r}; give every column a name of its own")
+        fix = "give every column a name of its own"
+        if twice[0][:1].isdigit():
+            fix += ", in a line above the first row"
+        raise EvergraphError(f"{name}: two columns are called {twice[0]!r}; {fix}")
 
 
 def is_renumbered(table: Any) -> bool:
@@ -175,7 +187,7 @@ def _read_text(path: Path, if_empty: str) -> Columns:
             first = file.readline()
             file.seek(0)
             between = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
-            reader, begin, rows, lines = csv.reader(file, delimiter=between), 1, [], []
+            reader, begin, rows, lines = csv.reader(file, delimiter=between, strict=True), 1, [], []
             for row in reader:
                 if row:
                     rows.append(row)
@@ -184,7 +196,10 @@ def _read_text(path: Path, if_empty: str) -> Columns:
     except UnicodeDecodeError as error:
         raise EvergraphError(f"{path}: not a text table in UTF-8 ({first_line(error)}); save it as UTF-8") from None
     except csv.Error as error:
-        raise EvergraphError(f"{path}: not a text table ({first_line(error)}); look at its quotes") from None
+        what = f"not a text table ({first_line(error)}, line {begin}); look at its quotes"
+        if "unexpected end" in str(error):
+            what = f'line {begin} opens a quote that is never closed; close it, or write "" for a quote within quotes'
+        raise EvergraphError(f"{path}: {what}") from None
     if rows and any("\0" in cell for cell in rows[0]):
         raise EvergraphError(f"{path}: not a text table in UTF-8 (its first line has NUL bytes); save it as UTF-8")
     if len(rows) < 2:
@@ -192,6 +207,7 @@ def _read_text(path: Path, if_empty: str) -> Columns:
             f"{path}: no rows; a table has a line with the names of its columns, then one line per row{if_empty}"
         )
     names = [cell.strip() for cell in rows[0]]
+    _check_separator(rows, path)
     _check_names(names, str(path))
     for line, row in zip(lines[1:], rows[1:]):
         if len(row) != len(names):
@@ -200,6 +216,16 @@ def _read_text(path: Path, if_empty: str) -> Columns:
             )
     cells = {column: [row[i].strip() for row in rows[1:]] for i, column in enumerate(names)}
     return Columns({column: _parsed(values) for column, values in cells.items()}, cells, lines=lines[1:])
+
+
+def _check_separator(rows: Sequence[Sequence[str]], path: Path) -> None:
+    """Raise if all cells of a row stand in one, with something between them that does not separate cells here."""
+    for between, what in (("|", "|"), (None, "spaces")):
+        counts = {len(row[0].split(between)) if len(row) == 1 else 0 for row in rows}
+        if len(counts) == 1 and counts.pop() > 1:
+            raise EvergraphError(
+                f"{path}: its cells are separated by {what}; separate them by commas, semicolons or tabs"
+            )
 
 
 def _parsed(cells: list[str]) -> np.ndarray:
@@ -293,6 +319,7 @@ def as_keys(values: np.ndarray) -> list[str]:
 def complete_keys(table: Columns, column: str, name: str) -> list[str]:
     """Return the ids in a column as keys, or raise an error that names the row without one."""
     values = table.ids(column)
+    table.check_lines(column, name)
     check_filled(table, column, values, name)
     return as_keys(values)
 

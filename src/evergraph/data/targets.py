@@ -109,7 +109,10 @@ def _labels(y: Any, num_nodes: int, name: str, level: str) -> Tensor:
     if values.dtype.kind == "f":
         values = np.where(np.isnan(values), -1, values)
     if values.dtype.kind not in "fiub" or (values.dtype.kind == "f" and not (values == np.floor(values)).all()):
-        fix = "Learner(problem='node-regression'), --problem node-regression; columns=True in make_graph"
+        fix = (
+            "Learner(problem='node-regression'), --problem node-regression; numbers=True in from_tables, "
+            "columns=True in make_graph"
+        )
         raise NumbersError(
             f"{name}: labels are not whole numbers; give positions in class_names, -1 for no label; numbers to predict "
             f"are another problem: {fix if level == 'node' else f'columns=True in make_{level}s'}"
