@@ -170,7 +170,7 @@ def test_a_metric_that_is_undefined_is_named_and_the_run_goes_on_once_it_is_mend
     status, _, error = call(*words, *QUICK)
     assert status == 2
     assert error.splitlines()[-1] == (
-        "error: metric 'precision' is nan on task 1; let it return a number where it is undefined, or choose another "
+        "error: metric 'precision' is nan on task 2; let it return a number where it is undefined, or choose another "
         "with --metric"
     )
     assert result_of(call(*words, *QUICK, "--resume", "--json"))["ap"]["mean"] == 50
@@ -461,9 +461,9 @@ BAD = [
     (["run", "--lr", "nan"], "lr=nan must be"),
     (["run", "--batch-size", "-1"], "batch_size=-1 must be"),
     (["run", "--fan-out", "a,b"], "--fan-out 'a,b' is not a list of numbers"),
-    (["run", "--fan-out", "5,0"], "fan_out=(5, 0) must be none or a list that is not empty, each item a whole number"),
+    (["run", "--fan-out", "5,0"], "fan_out=(5, 0) must be None or a list that is not empty, each item a whole number"),
     (["run", "--seeds", "0"], "Invalid value for '--seeds'"),
-    (["run", "--classes-per-task", "0"], "classes_per_task=0 must be none or a whole number of at least 1"),
+    (["run", "--classes-per-task", "0"], "classes_per_task=0 must be None or a whole number of at least 1"),
     (["run", "--classes-per-task", "11"], "classes_per_task=11 is impossible"),
     (["run", "--min-class-size", "5000"], "no class has 5000 nodes or more (the largest has 183)"),
     (["run", "sbm:nodes=few"], "sbm: nodes='few' must be a whole number of at least 1"),
@@ -709,7 +709,7 @@ def test_a_model_that_diverges_is_one_line(call: Call, tmp_path: Path, command: 
     method = [*command[1:], "finetune"] if command[1:] else ["--method", "finetune"]
     status, out, err = call(command[0], SMALL, *method, "--lr", "1e30", "--out", "here", "--json", *QUICK)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert re.search(r"task 0, epoch \d", err)
+    assert re.search(r"task 1, epoch \d", err)
     assert "diverged" in err
     assert "lr (now 1e+30)" in err
     assert not list(tmp_path.rglob("result.json"))

@@ -291,15 +291,15 @@ BAD_CALLS = {
     "evaluate(HeteroData)": (lambda made: made.evaluate(hetero()), "HeteroData"),
     "a missing path": (lambda made: made.learn("no/such/month.npz"), "no file no/such/month.npz"),
     "a path of another kind": (lambda made: made.predict("month.gml"), "evergraph reads .npz and .pt"),
-    "Learner(5)": (lambda made: eg.Learner(5), "Learner: model=5 must be none or of type Module"),
+    "Learner(5)": (lambda made: eg.Learner(5), "Learner: model=5 must be None or of type Module"),
     "Learner('gcm')": (lambda made: eg.Learner("gcm"), "unknown method 'gcm'"),
     "Learner(model, 5)": (
         lambda made: eg.Learner(eg.GCN(), 5),
-        "method=.* must be none or of type Method",
+        "method=.* must be None or of type Method",
     ),
     "Learner(model, EWC)": (
         lambda made: eg.Learner(eg.GCN(), eg.EWC),
-        "method=.* must be none or of type Method",
+        "method=.* must be None or of type Method",
     ),
     "Learner(training={})": (
         lambda made: eg.Learner(training={"epochs": 5}),
@@ -325,7 +325,7 @@ BAD_CALLS = {
     "evaluate(part='tests')": (lambda made: made.evaluate(STREAM, part="tests"), "part='tests' must be one of"),
     "save(3)": (lambda made: made.save(3), "save: path=3 must be text or of type Path"),
     "why(graph)": (lambda made: made.why(month(0, 2)), "why: missing a required argument: 'node'"),
-    "learn(on_epoch=5)": (lambda made: made.learn(month(0, 2), 5), "on_epoch=5 must be none or a function or a class"),
+    "learn(on_epoch=5)": (lambda made: made.learn(month(0, 2), 5), "on_epoch=5 must be None or a function or a class"),
     "Learner(dtype=torch.int32)": (
         lambda made: eg.Learner(dtype=torch.int32),
         "dtype=torch.int32 must be torch.float32 or",

@@ -251,7 +251,7 @@ def test_a_module_of_another_kind_is_refused() -> None:
         as_model(nn.Linear(3, 2)).setup(3, 2)
     with pytest.raises(eg.EvergraphError, match="a model is a torch module, not str"):
         as_model("gcn")
-    with pytest.raises(eg.EvergraphError, match="Learner: model=7 must be none or of type Module"):
+    with pytest.raises(eg.EvergraphError, match="Learner: model=7 must be None or of type Module"):
         eg.Learner(7)
 
 

@@ -48,7 +48,7 @@ def test_what_is_declared_as_state_is_state_whatever_its_name(small_stream: eg.T
     ("declared", "message"),
     [
         ({"empty": {}}, "state: empty={} must be a function or a class"),
-        ({"empty": dict, "like": "param"}, "state: like='param' must be none or one of: params"),
+        ({"empty": dict, "like": "param"}, "state: like='param' must be None or one of: params"),
         ({"empty": dict, "new": "value"}, "state: new='value' must be one of: zeros, values"),
     ],
 )
@@ -396,7 +396,7 @@ def test_outputs_that_are_whole_numbers_are_no_divergence(small_stream: eg.TaskS
         (None, "metric 'own' returned None, not a number"),
         ("1", "metric 'own' returned '1', not a number"),
         (torch.ones(3), "metric 'own' returned tensor([1., 1., 1.]), not a number"),
-        (float("nan"), "metric 'own' is nan on task 0; let it return a number where it is undefined"),
+        (float("nan"), "metric 'own' is nan on task 1; let it return a number where it is undefined"),
     ],
 )
 def test_a_metric_that_is_no_number_is_named(

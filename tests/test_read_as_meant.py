@@ -303,7 +303,7 @@ def test_masks_without_training_nodes_name_the_graph_and_the_way_out(evergraph: 
     torch.save(pyg(train_mask=torch.zeros(NUMBER, dtype=torch.bool)), tmp_path / "month.pt")
     status, _, error = evergraph("learn", tmp_path / "month.pt", "--checkpoint", tmp_path / "kept")
     assert status == 2
-    assert "error: month, task 0: no training nodes; put some into the split (train_mask, or the column split" in error
+    assert "error: month, task 1: no training nodes; put some into the split (train_mask, or the column split" in error
 
 
 def test_masks_of_different_numbers_of_splits_are_refused(evergraph: Any, tmp_path: Path) -> None:
@@ -528,7 +528,7 @@ def test_a_run_that_cannot_be_measured_leaves_nothing_behind(evergraph: Any, pla
     Path("e.csv").write_text("source,target\nn0,n1\n")
     code, _, stderr = evergraph("run", "n.csv:edges=e.csv", "--method", "finetune", "--by", "id", "--out", "run")
     assert code == 2
-    assert "task 0 (n0) has no test nodes" in stderr
+    assert "task 1 (n0) has no test nodes" in stderr
     assert not Path("run").exists()
 
 

@@ -172,7 +172,7 @@ def test_classes_too_small_for_parts_are_refused() -> None:
 
 
 def test_a_task_of_one_class_is_no_stream(graph: eg.Graph) -> None:
-    with pytest.raises(eg.EvergraphError, match="task 0 has one class, so it cannot be cut"):
+    with pytest.raises(eg.EvergraphError, match="task 1 has one class, so it cannot be cut"):
         eg.stream(graph, classes_per_task=1, pseudo_stream=True)
 
 

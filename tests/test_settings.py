@@ -29,7 +29,7 @@ REFUSED = {
     "Training: epochs='5' must be a whole number of at least 0": lambda: eg.Training(epochs="5"),
     "Training: lr=inf must be a finite number above 0": lambda: eg.Training(lr=math.inf),
     "Training: epochs=5.0 must be": lambda: eg.Training(epochs=5.0),
-    "Training: fan_out=.1, 0. must be none or a list": lambda: eg.Training(fan_out=[1, 0]),
+    "Training: fan_out=.1, 0. must be None or a list": lambda: eg.Training(fan_out=[1, 0]),
     "and below 2.63": lambda: eg.Training(epochs=10**30),
     "Training: epochs=<int> must be": lambda: eg.Training(epochs=10**6000),
     "GCN: hidden=0 must be a whole number of at least 1": lambda: eg.GCN(hidden=0),

@@ -442,7 +442,7 @@ def test_members_whose_method_adds_something_infinite_stop_though_their_paramete
     steps: list[int] = []
     monkeypatch.setattr(StackedExecutor, "how", lambda executor: steps.append(len(executor.stack.members)) or "")
     found = side_by_side(seeds_of("lwf", {}, 2), CPU, taking_turns=True, kin=["seeds"] * 2)
-    assert all("task 0, epoch 1: the model diverged" in str(one) for one in found)
+    assert all("task 1, epoch 1: the model diverged" in str(one) for one in found)
     assert steps == [2, 2]
 
 

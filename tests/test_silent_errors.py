@@ -102,7 +102,7 @@ def test_a_learn_that_breaks_at_the_end_of_a_task_can_be_repeated(
 @pytest.mark.parametrize("settings", [{"lr": 1e30}, {"lr": 1e30, "epochs": 1}])
 def test_a_model_that_diverges_stops_with_one_line(small_stream: eg.TaskStream, settings: dict) -> None:
     learner = eg.Learner(eg.GCN(hidden=8), eg.Finetune(), **{**FAST, "batch_size": 8, "epochs": 5, **settings})
-    with pytest.raises(eg.EvergraphError, match=r"^task 0, epoch \d+: the model diverged .*; lower lr \(now 1e\+30\)"):
+    with pytest.raises(eg.EvergraphError, match=r"^task 1, epoch \d+: the model diverged .*; lower lr \(now 1e\+30\)"):
         learner.learn(small_stream[0])
     assert learner.num_tasks == 0
     assert learner.classes_ == []
@@ -113,7 +113,7 @@ def test_a_penalty_that_blows_up_stops_too(small_stream: eg.TaskStream) -> None:
     learner.learn(small_stream[0])
     learner.method.importance_ = {name: value + 1000 for name, value in learner.method.importance_.items()}
     before = {name: value.clone() for name, value in learner.model.state_dict().items()}
-    with pytest.raises(eg.EvergraphError, match=r"^task 1, epoch \d+: the model diverged"):
+    with pytest.raises(eg.EvergraphError, match=r"^task 2, epoch \d+: the model diverged"):
         learner.learn(small_stream[1])
     assert all(torch.equal(value, before[name]) for name, value in learner.model.state_dict().items())
 

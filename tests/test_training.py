@@ -342,7 +342,7 @@ class Elsewhere(eg.Method):
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_all_that_a_step_goes_down_on_has_to_be_finite(small_stream: eg.TaskStream, reduction: str) -> None:
-    with pytest.raises(eg.EvergraphError, match=r"task 0, epoch 1: .* what the method adds to it"):
+    with pytest.raises(eg.EvergraphError, match=r"task 1, epoch 1: .* what the method adds to it"):
         learner(Elsewhere(), reduction=reduction).learn(small_stream[0])
 
 
@@ -671,7 +671,7 @@ def test_a_model_that_diverges_is_named_and_leaves_the_learner_as_it_was(
             one.learn(task)
     made.training = replace(made.training, lr=1e30)
     with pytest.raises(
-        eg.EvergraphError, match=rf"task {when}, epoch \d: the model diverged .*lower lr \(now 1e\+30\)"
+        eg.EvergraphError, match=rf"task {when + 1}, epoch \d: the model diverged .*lower lr \(now 1e\+30\)"
     ):
         made.learn(small_stream[when])
     assert not made.in_mid_task
@@ -690,7 +690,7 @@ def test_parameters_that_are_no_numbers_are_noticed_though_the_loss_was_one(smal
                 next(step.model.parameters())[0, 0] = float("nan")
 
     made = learner(Poison(), epochs=1, batch_size=0)
-    with pytest.raises(eg.EvergraphError, match="task 0, epoch 1: the model diverged"):
+    with pytest.raises(eg.EvergraphError, match="task 1, epoch 1: the model diverged"):
         made.learn(small_stream[0])
     assert made.classes_ == []
 
@@ -735,8 +735,8 @@ def test_a_model_of_ones_own_is_protected_without_a_method_named(small_stream: e
         ({"patience": -1}, "patience=-1"),
         ({"label_scope": "old"}, "label_scope='old' must be one of: seen, current, all"),
         ({"reduction": "max"}, "reduction='max' must be one of: sum, mean"),
-        ({"fan_out": (3, 0)}, r"fan_out=\(3, 0\) must be none or a list"),
-        ({"fan_out": ()}, r"fan_out=\(\) must be none or a list"),
+        ({"fan_out": (3, 0)}, r"fan_out=\(3, 0\) must be None or a list"),
+        ({"fan_out": ()}, r"fan_out=\(\) must be None or a list"),
         ({"momentum": 0.9}, "unknown setting 'momentum'"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
     ],

@@ -47,6 +47,11 @@ def _users_level() -> int:
     return level
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: `1 node`, `2 nodes`, `2 classes`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
+
+
 def unknown(kind: str, name: object, choices: Iterable[str]) -> EvergraphError:
     """Return the error for an unknown name, which lists the valid choices."""
     names = list(map(in_a_list, choices))

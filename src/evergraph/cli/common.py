@@ -16,7 +16,7 @@ from evergraph.core.settings import settings_of
 from evergraph.data import SCENARIOS, dataset_of, find_graph
 from evergraph.data.datasets import Dataset
 from evergraph.data.streams import about_numbers
-from evergraph.errors import EvergraphError, tell
+from evergraph.errors import EvergraphError, counted, tell
 from evergraph.experiments import RunSpec, told
 from evergraph.experiments.cells import FAILURES
 from evergraph.experiments.engines import FOLDER, SCRIPT
@@ -47,8 +47,7 @@ ONE = {"classes": "class", "labels": "label", "numbers": "number"}
 
 def known_now(learner: Learner, checkpoint: Path) -> str:
     """Say how many classes, labels or numbers the learner in a folder knows now."""
-    count, kind = len(learner.classes_), learner.problem.kind
-    return f"{checkpoint} knows {count} {ONE[kind] if count == 1 else kind} now"
+    return f"{checkpoint} knows {counted(len(learner.classes_), ONE[learner.problem.kind])} now"
 
 
 TRAINING_OPTIONS = tuple(f.name for f in dataclasses.fields(Training))

@@ -9,7 +9,7 @@ import typer
 from evergraph.cli import common, flags, parsing, printing
 from evergraph.cli.predict import Nodes, parse_nodes
 from evergraph.data import find_graph
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, counted
 from evergraph.training import Learner
 from evergraph.training.driver import change_in_folder
 from evergraph.training.forgetting import is_open
@@ -62,5 +62,4 @@ def forget_command(
     if json:
         printing.print_json({"checkpoint": str(checkpoint), "forgotten": forgotten, "classes": learner.classes_})
         return
-    level, plural = learner.problem.level, "" if forgotten == 1 else "s"
-    print(f"forgot {forgotten} {level}{plural}; {common.known_now(learner, checkpoint)}")
+    print(f"forgot {counted(forgotten, learner.problem.level)}; {common.known_now(learner, checkpoint)}")

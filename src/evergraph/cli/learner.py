@@ -18,7 +18,7 @@ from evergraph.data import Graph, Task, find_graph
 from evergraph.data.mapped import is_parts
 from evergraph.data.parts import read_parts, task_of_parts
 from evergraph.data.streams import about_numbers
-from evergraph.errors import EvergraphError, in_a_list
+from evergraph.errors import EvergraphError, counted, in_a_list
 from evergraph.evaluation import METRICS
 from evergraph.experiments import told
 from evergraph.methods import METHODS, make_method, parts_of, preferred_model
@@ -125,10 +125,22 @@ def learn_command(
     if json:
         last = learner.history[-1]
         new = [name for name in last["classes"] if name in learner.classes_[known:]]
-        report = {**last, "new_classes": new, "test_accuracy": learner.first_accuracies[-1], "learned": True}
+        report = {
+            **_as_reported(learner, last),
+            "new_classes": new,
+            "test_accuracy": learner.first_accuracies[-1],
+            "learned": True,
+        }
         printing.print_json({"checkpoint": str(checkpoint), **report})
     else:
         _tell(learner, checkpoint)
+
+
+def _as_reported(learner: Learner, entry: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a task, without what does not apply to a method that learns without epochs."""
+    if entry["epochs"] or not common.learns_without_epochs(learner.method.title):
+        return entry
+    return {key: value for key, value in entry.items() if key not in ("epochs", "steps")}
 
 
 def _how_to_continue(checkpoint: Path) -> str:
@@ -185,7 +197,7 @@ def _tell(learner: Learner, checkpoint: Path) -> None:
         held_out = f"{metric.quantity} on held-out {level}s {metric.written(accuracy, 1)}{unit}"
     passes = _passes(last["epochs"], common.learns_without_epochs(learner.method.title))
     sys.stdout.write(
-        f"learned {parsing.listed(last['classes'])} from {last['nodes']} {level}s in {passes}; "
+        f"learned {parsing.listed(last['classes'])} from {counted(last['nodes'], level)} in {passes}; "
         f"{held_out or 'none held out to test on'}\n"
         f"{common.known_now(learner, checkpoint)} (task {learner.num_tasks})\n"
     )
@@ -203,7 +215,7 @@ class _LearnedAlready(Exception):  # noqa: N818
         entries = [self.learner.history[number] for number in self.numbers]
         accuracies = [self.learner.first_accuracies[number] for number in self.numbers]
         return {
-            **entries[-1],
+            **_as_reported(self.learner, entries[-1]),
             "classes": list(dict.fromkeys(name for entry in entries for name in entry["classes"])),
             "nodes": sum(entry["nodes"] for entry in entries),
             "new_classes": [],
@@ -285,7 +297,7 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         where = f"; {when}, from {task['graph']}" if when else ""
         gone = f"; {task['forgotten']} forgotten since" if task.get("forgotten") else ""
         passes = _passes(task["epochs"], without_epochs)
-        learned = f"{parsing.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {passes}, {accuracy}"
+        learned = f"{parsing.listed(task['classes'])}: {counted(task['nodes'], level)}{rest}, {passes}, {accuracy}"
         steps = f"; steps {task['steps']}" if task.get("steps") else ""
         yield f"task {number}", f"{learned}{steps}{where}{gone}"
     card = about["card"]
@@ -369,4 +381,4 @@ def _shown(value: Any) -> str:
 
 def _passes(epochs: int, without_epochs: bool) -> str:
     """Number of passes over the training nodes, as text; a closed form has no epochs."""
-    return "one pass" if without_epochs and not epochs else f"{epochs} epoch{'s' * (epochs != 1)}"
+    return "one pass" if without_epochs and not epochs else counted(epochs, "epoch")

@@ -16,7 +16,7 @@ from evergraph.data import Graph, find_graph
 from evergraph.data.from_tables import is_table, table_files
 from evergraph.data.mapped import is_parts
 from evergraph.data.targets import as_known
-from evergraph.errors import EvergraphError, first_line
+from evergraph.errors import EvergraphError, counted, first_line
 from evergraph.persistence.files import write_atomically
 from evergraph.persistence.reading import as_csv
 from evergraph.training import Learner, Prediction
@@ -105,7 +105,7 @@ def predict_command(
         sys.stdout.write(_as_csv(columns))
         return
     write_atomically(out, _as_csv(columns) if parquet is None else _as_parquet(columns, parquet))
-    sys.stdout.write(f"{len(prediction):,} predictions: {out}\n")
+    sys.stdout.write(f"{counted(len(prediction), 'prediction')}: {out}\n")
 
 
 def _checked_format(out: Path, graph: str) -> str:

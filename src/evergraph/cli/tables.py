@@ -11,6 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from evergraph.errors import counted
 from evergraph.experiments import told
 from evergraph.experiments.comparison import row_label
 from evergraph.experiments.method_table import MethodTable, cell_text, column_titles, heading, legend
@@ -58,7 +59,7 @@ def result_table(results: list[dict[str, Any]]) -> Group:
         for one in each_test_graph(result)
     ]
     by = f" by {protocol['by']}" if "by" in protocol else ""
-    about = f"{protocol['tasks']} task{'s' * (protocol['tasks'] != 1)}, {protocol['scenario']}{by}, "
+    about = f"{counted(protocol['tasks'], 'task')}, {protocol['scenario']}{by}, "
     several = len(results[0]["seeds"]) > 1
     seeds = f"seed{'s' * several} {', '.join(map(str, results[0]['seeds']))}"
     seeds += "; mean ± std over seeds" if several else ""

@@ -251,7 +251,7 @@ def words_of(kind: Any, which: str = "") -> str:
     if get_origin(kind) in (list, tuple, Sequence):
         return f"a list{which}, each item {words_of(get_args(kind)[0])}"
     words: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
-    words |= {type(None): "none", Callable: "a function or a class"}
+    words |= {type(None): "None", Callable: "a function or a class"}
     said = words.get(get_origin(kind) or kind) or f"of type {getattr(get_origin(kind) or kind, '__name__', kind)}"
     return said + which
 

@@ -120,7 +120,9 @@ def _arrange(graph: Graph, kept: list[int], order: str, seed: int) -> list[int]:
 def _named_groups(graph: Graph, kept: list[int], order: Sequence[Sequence[Any]]) -> list[list[int]]:
     """Return the tasks given as a list of lists of names; a class may occur again in a later task."""
     if not all(order):
-        raise EvergraphError(f"task {list(map(len, order)).index(0)} of the order has no class; give it one or drop it")
+        raise EvergraphError(
+            f"task {list(map(len, order)).index(0) + 1} of the order has no class; give it one or drop it"
+        )
     return [_positions(graph, kept, group) for group in order]
 
 
@@ -164,7 +166,7 @@ def given_split(graph: Graph, seed: int) -> Tensor | None:
 def trained_classes(graph: Graph, classes: Sequence[int], sizes: Tensor) -> list[int]:
     """Return the classes that have training examples, counted per class in `sizes`; warn about the others."""
     without = [graph.class_names[position] for position in classes if not sizes[position]]
-    if without:
+    if without and len(without) < len(classes):  # without any, nothing can be learned, which is an error
         listed = ", ".join(map(repr, without[:8])) + (f" and {len(without) - 8} more" if len(without) > 8 else "")
         tell(
             f"{graph.name}: its split has no training {graph.level}s of class {listed}: not learned; validation "

@@ -112,13 +112,19 @@ def tell_of_edge_features(objects: Sequence[Any], name: str, *, weighed: bool = 
 
 
 def extra_values(data: Any, count: int) -> dict[str, Any]:
-    """Return the object's other tensors that hold `count` numbers or truth values, by name."""
-    known = {"x", "edge_index", "edge_attr", "edge_weight", "y", "class_names", "batch", "ptr"}
-    known |= {"train_mask", "val_mask", "test_mask"}
+    """Return the object's other tensors, arrays and lists that hold `count` numbers, truth values or names, by name."""
+    known = {"x", "edge_index", "edge_attr", "edge_weight", "y", "class_names", "feature_names", "batch", "ptr"}
+    known |= {"train_mask", "val_mask", "test_mask", "adj_t"}
     keys = data.keys() if callable(getattr(data, "keys", None)) else vars(data)
     found = {str(key): data[key] for key in keys if key not in known} if hasattr(data, "__getitem__") else {}
-    return {
-        key: value
-        for key, value in found.items()
-        if isinstance(value, Tensor) and value.shape in {(count,), (count, 1)}
-    }
+    return {key: value for key, value in found.items() if _one_each(value, count)}
+
+
+def _one_each(value: Any, count: int) -> bool:
+    """Whether a tensor, an array or a list has one number, truth value or name for each of `count` examples."""
+    if isinstance(value, (list, tuple)):
+        return len(value) == count and all(isinstance(one, (str, int, float, np.generic)) for one in value)
+    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+        return value.shape == (count,) and all(isinstance(one, str) for one in value.tolist())
+    shapes = {(count,), (count, 1)}
+    return isinstance(value, (Tensor, np.ndarray)) and value.shape in shapes

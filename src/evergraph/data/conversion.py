@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evergraph.data.adjacency_of_pyg import with_edge_index
 from evergraph.data.arrays import as_array, read_edges
 from evergraph.data.attributes import extra_values, masks_as_splits, tell_of_edge_features
 from evergraph.data.examples import make_graphs, make_links
@@ -25,7 +26,9 @@ def from_objects(data: Any, *, undirected: bool | None = None, name: str | None 
     predict as numbers.
     """
     if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
+        data = [with_edge_index(one) for one in data]
         return from_graphs(data, undirected=undirected, name=name or "graphs", numbers=numbers)
+    data = with_edge_index(data)
     if getattr(data, "edge_label_index", None) is not None:
         if undirected is False:
             raise EvergraphError(

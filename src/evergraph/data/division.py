@@ -103,7 +103,7 @@ def divided_by_attribute(
     part = torch.where((task_of >= 0) & graph.labelled, part, -1)
     for task, name in enumerate(names):
         if not bool(((task_of == task) & (part == 0)).any()):
-            raise EvergraphError(f"{graph.name}: task {task} ({by} {name}) has nothing to train on")
+            raise EvergraphError(f"{graph.name}: task {task + 1} ({by} {name}) has nothing to train on")
     return Division(classes, task_of, part, names, split)
 
 

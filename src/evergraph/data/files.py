@@ -18,6 +18,7 @@ import scipy.sparse as sp
 import torch
 
 from evergraph.core.sparse import SparseMatrix
+from evergraph.data import masked_layout
 from evergraph.data.arrays import native
 from evergraph.data.attributes import masks_as_splits, read_attributes
 from evergraph.data.collated import saved_objects
@@ -27,6 +28,7 @@ from evergraph.data.from_networkx import from_networkx, is_networkx
 from evergraph.data.from_tables import is_table, read_tables
 from evergraph.data.graph import Graph, make_graph
 from evergraph.data.mapped import is_mapped, is_parts, read_mapped
+from evergraph.data.masked_layout import from_masked
 from evergraph.errors import EvergraphError, first_line, tell
 from evergraph.persistence.checkpoint import INDEX
 from evergraph.persistence.reading import DAMAGE, MissingFileError, exists, regular_file
@@ -37,6 +39,7 @@ ATTRIBUTES = ("attr_data", "attr_indices", "attr_indptr", "attr_shape")
 MASKS = ("train_mask", "val_mask", "test_mask")
 PLAIN = ("x", "edge_index", "y", "edge_weight", "class_names", "feature_names", *MASKS)
 BENCHMARK = (*ADJACENCY, "adj_data", *ATTRIBUTES, "attr_matrix", "labels", "class_names", "feature_names", *MASKS)
+MASKED = (*masked_layout.MEMBERS, "class_names", "feature_names")
 DENSE_ABOVE = 0.3  # share of stored entries above which a feature matrix is kept dense, which is then smaller
 
 
@@ -105,13 +108,14 @@ def read_npz(
     undirected: bool | None = None,
     numbers: bool = False,
 ) -> Graph:
-    """Read a graph from an npz file with PyG's names, or in the GNN-benchmark layout.
+    """Read a graph from an npz file with PyG's names, in the GNN-benchmark or the heterophilous-graphs layout.
 
     PyG's names: `x` and `edge_index`; `y`, `edge_weight`, `train_mask`, … as in a `Data` object, and `feature_names`.
     The GNN-benchmark layout: `adj_*` and `attr_*` as CSR parts (or a dense `attr_matrix`), `labels`; `adj_data` holds
-    the edge weights. A file without `y` or `labels` has no labelled nodes. Only the members needed are read, which a
-    warning says of the others, and pickled ones are refused, so that a file cannot run code. Any other array with an
-    entry per node becomes an attribute that a stream can be made from (`by="year"`).
+    the edge weights. The heterophilous-graphs layout: `node_features`, `edges` (a row each), `node_labels`, and
+    `train_masks`, … with a row per split. A file without `y` or `labels` has no labelled nodes. Only the members needed
+    are read, which a warning says of the others, and pickled ones are refused, so that a file cannot run code. Any
+    other array with an entry per node becomes an attribute that a stream can be made from (`by="year"`).
 
     Args:
         path: the file.
@@ -127,8 +131,7 @@ def read_npz(
     try:
         with np.load(path, allow_pickle=False) as file:
             held = set(file.files)
-            plain = {"x", "edge_index"} & held or not {*ADJACENCY, *ATTRIBUTES, "attr_matrix"} & held
-            members = PLAIN if plain else BENCHMARK
+            members = _layout(held)
             left_out = () if named_classes else ("class_names",)
             parts = {key: native(file[key]) for key in file.files if key in members and key not in left_out}
             unread = [key for key in file.files if key not in (*members, "adj_shape")]
@@ -140,9 +143,31 @@ def read_npz(
     if unread and named_classes:
         tasks = f"; tasks can be made by (--by): {', '.join(other)}" if other else ""
         tell(f"{path}: not read: {', '.join(unread)}; the arrays read are {', '.join(members)}{tasks}")
-    make = _from_plain if members is PLAIN else _from_benchmark
+    make = {PLAIN: _from_plain, BENCHMARK: _from_benchmark, MASKED: _from_masked}[members]
     graph = make(parts, path, name or path.stem, undirected, numbers)
     return graph.altered(attributes=read_attributes(other, graph.num_nodes, graph.name))
+
+
+def _layout(held: set[str]) -> tuple[str, ...]:
+    """The names of arrays that a file with these ones has."""
+    if {"x", "edge_index"} & held:
+        return PLAIN
+    if {*ADJACENCY, *ATTRIBUTES, "attr_matrix"} & held:
+        return BENCHMARK
+    return MASKED if set(masked_layout.NEEDED) & held else PLAIN
+
+
+def _from_masked(parts: dict[str, np.ndarray], path: Path, name: str, undirected: bool | None, numbers: bool) -> Graph:
+    """Make a graph from arrays in the heterophilous-graphs collection's layout."""
+    return from_masked(
+        parts,
+        path,
+        name=name,
+        class_names=None if numbers else _listed(parts, "class_names"),
+        feature_names=_listed(parts, "feature_names"),
+        undirected=undirected,
+        numbers=numbers,
+    )
 
 
 def _from_benchmark(
@@ -182,7 +207,8 @@ def _from_benchmark(
 
 def _one_per_node(file: Any, keys: Sequence[str], parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays of numbers, truth values, dates or text with an entry per node; others are not read."""
-    nodes = np.shape(parts["x"])[:1] if "x" in parts else (np.size(parts.get("adj_indptr", ())) - 1,)
+    x = parts.get("x", parts.get("node_features"))
+    nodes = np.shape(x)[:1] if x is not None else (np.size(parts.get("adj_indptr", ())) - 1,)
     heads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     found = {}
     for key in keys:

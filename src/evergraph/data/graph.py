@@ -25,7 +25,7 @@ from evergraph.data.attributes import (
 )
 from evergraph.data.tables import is_frame
 from evergraph.data.targets import ClassName, targets_and_names
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, counted
 
 if TYPE_CHECKING:
     from evergraph.data.parts import Rows
@@ -155,9 +155,9 @@ class Graph:
         return self._private_cache
 
     def __repr__(self) -> str:
-        of = f"{self.num_examples} {self.level}s, " if self.level != "node" else ""
-        counts = f"{self.num_nodes} nodes, {self.num_edges} edges, {self.num_features} features"
-        return f"Graph({self.name!r}, {of}{counts}, {self.num_classes} {'classes' if self.has_classes else 'columns'})"
+        sizes = {self.level: self.num_examples, "node": self.num_nodes, "edge": self.num_edges}
+        sizes |= {"feature": self.num_features, "class" if self.has_classes else "column": self.num_classes}
+        return f"Graph({self.name!r}, {', '.join(counted(number, noun) for noun, number in sizes.items())})"
 
     @property
     def num_nodes(self) -> int:

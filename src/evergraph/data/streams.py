@@ -30,7 +30,7 @@ from evergraph.data.negatives import with_negatives
 from evergraph.data.scenarios import SCENARIOS, blurred, find_attribute
 from evergraph.data.tasks import Part, Task, along_training_links, union
 from evergraph.data.test_graphs import TEST_GRAPHS
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, counted
 
 
 def about_numbers(problem: Any) -> bool:
@@ -229,7 +229,7 @@ class TaskStream(metaclass=Checked):
         classes = self.tasks_classes[index]
         shared = self.scenario.by_attribute or not self.graph.has_classes
         if shared or len(classes) < 2:
-            reason = "its classes do not arrive in turn" if shared else f"task {index} has one class"
+            reason = "its classes do not arrive in turn" if shared else f"task {index + 1} has one class"
             raise EvergraphError(
                 f"{self.name}: {reason}, so it cannot be cut into a pseudo-stream; "
                 "it takes tasks of at least two classes"
@@ -288,7 +288,7 @@ class TaskStream(metaclass=Checked):
         if 0 in sizes:
             index = sizes.index(0)
             raise EvergraphError(
-                f"{self.name}: task {index} ({self.task_names[index]}) has no test {self.graph.level}s; make tasks "
+                f"{self.name}: task {index + 1} ({self.task_names[index]}) has no test {self.graph.level}s; make tasks "
                 "larger (fewer --bins, more --classes-per-task), or give a split that has some in every task"
             )
 
@@ -394,5 +394,5 @@ class TaskStream(metaclass=Checked):
         return int((task_of == index).sum()) if self.edges_between_tasks and graph.level == "node" else None
 
     def __repr__(self) -> str:
-        counts = f"{self.num_classes} classes, {self.graph.num_examples} {self.graph.level}s"
-        return f"TaskStream({self.name!r}, {len(self)} tasks, {counts})"
+        sizes = {"task": len(self), "class": self.num_classes, self.graph.level: self.graph.num_examples}
+        return f"TaskStream({self.name!r}, {', '.join(counted(number, noun) for noun, number in sizes.items())})"

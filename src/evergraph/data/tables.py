@@ -15,7 +15,7 @@ import numpy as np
 
 from evergraph.data.arrays import as_array
 from evergraph.data.targets import is_missing, is_truth
-from evergraph.errors import EvergraphError, first_line, shown, tell
+from evergraph.errors import EvergraphError, counted, first_line, shown, tell
 from evergraph.persistence.reading import regular_file
 
 TABLE_FILES = {".csv", ".tsv", ".parquet"}
@@ -212,7 +212,7 @@ def _read_text(path: Path, if_empty: str) -> Columns:
     for line, row in zip(lines[1:], rows[1:]):
         if len(row) != len(names):
             raise EvergraphError(
-                f"{path}: line {line} has {len(row)} cell{'s' * (len(row) != 1)}, but there are {len(names)} columns"
+                f"{path}: line {line} has {counted(len(row), 'cell')}, but there are {counted(len(names), 'column')}"
             )
     cells = {column: [row[i].strip() for row in rows[1:]] for i, column in enumerate(names)}
     return Columns({column: _parsed(values) for column, values in cells.items()}, cells, lines=lines[1:])

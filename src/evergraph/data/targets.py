@@ -38,7 +38,7 @@ def targets_and_names(
     if values is not None and values.dtype.kind in "OUS":
         return _text_labels(values, count, class_names, name)
     if values is None or not (columns or _several(values)):
-        return _classes(_labels(values, count, name, level), class_names, name)
+        return _classes(_labels(values, count, name, level, named=class_names is not None), class_names, name)
     values = values.reshape(-1, 1) if values.ndim == 1 else values
     fits = values.ndim == 2 and values.shape[0] == count and values.dtype.kind in "fiub"
     if not fits or np.isinf(values.astype(np.float32)).any():
@@ -99,8 +99,8 @@ def has_fractions(values: np.ndarray) -> bool:
     return values.dtype.kind == "f" and bool((values[np.isfinite(values)] % 1).any())
 
 
-def _labels(y: Any, num_nodes: int, name: str, level: str) -> Tensor:
-    """Check and convert labels: one integer per node, -1 or more."""
+def _labels(y: Any, num_nodes: int, name: str, level: str, *, named: bool) -> Tensor:
+    """Check and convert labels: one integer per node, -1 or more; classes that are `named` are 0, 1, 2, …"""
     if y is None:
         return torch.full((num_nodes,), -1)
     values = as_array(y).reshape(-1)
@@ -123,7 +123,7 @@ def _labels(y: Any, num_nodes: int, name: str, level: str) -> Tensor:
     labels = torch.as_tensor(values.astype(np.int64))
     if int(labels.min()) < -1:
         raise EvergraphError(f"{name}: label {int(labels.min())} is out of range; labels are 0, 1, 2, … or -1 for none")
-    if given and torch.unique(labels).tolist() == [-1, 1]:  # two classes are often labelled like this
+    if given and not named and torch.unique(labels).tolist() == [-1, 1]:  # two classes are often labelled like this
         unlabelled = int((labels < 0).sum())
         tell(
             f"{name}: labels are -1 and 1, and -1 stands for no label ({unlabelled:,} of {num_nodes:,} have none); if "
@@ -217,6 +217,8 @@ def _classes(
         _check_largest(largest, max(by_label) + 1, name)
     used = torch.nonzero(torch.bincount(labels[labels >= 0])).reshape(-1).tolist()
     places = _places({*used, *by_label})
+    if by_label and (unnamed := [label for label in places if label not in by_label]):
+        tell(f"{name}: class_names has no name for label {unnamed[0]}, which is called {unnamed[0]!r}")
     if len(places) <= largest:
         labels = torch.where(labels < 0, -1, torch.searchsorted(torch.tensor(places), labels))
     return labels, _names([by_label.get(label, label) for label in places], name)

@@ -33,7 +33,7 @@ from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
 from evergraph.data.negatives import with_negatives
 from evergraph.data.targets import ClassName, as_known
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, tell
 from evergraph.persistence.reading import content_hash
 
 Part = Literal["train", "val", "test"]
@@ -116,6 +116,8 @@ class Task:
             numbers: targets are numbers to predict, even if they are whole and would be read as classes.
         """
         graph = as_existing_links(as_graph(graph, numbers=numbers))
+        if graph.splits is not None and (several := graph.splits.size(1)) > 1:
+            tell(f"{graph.name} comes with {several} splits; split {seed % several + 1} is used (seed={seed})")
         if not graph.has_classes:
             return cls._of_columns(graph, classes, hold_out, seed, index)
         present = torch.unique(graph.y[graph.y >= 0]).tolist()

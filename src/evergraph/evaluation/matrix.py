@@ -217,6 +217,6 @@ class Evaluation:
 
         wide = max(7, *(len(text(value, digits)) + 2 for value in measured))
         lines = [f"{'task':<6}{'now':>{wide}}{'then':>{wide}}  classes"]
-        for i, (now, first, names) in enumerate(zip(self.accuracies, self.first, self.task_names)):
+        for i, (now, first, names) in enumerate(zip(self.accuracies, self.first, self.task_names), start=1):
             lines.append(f"{i:<6}{text(now, digits):>{wide}}{text(first, digits):>{wide}}  {names}")
         return "\n".join([*lines, f"AP {text(self.ap, of_means)}   AF {text(self.af, of_means)}"])

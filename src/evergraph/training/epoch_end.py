@@ -105,6 +105,6 @@ def end_in_best(member: Member) -> None:
 def diverged(context: Context, settings: Training, progress: Progress) -> DivergedError:
     """Return the error for a model whose numbers are no longer finite."""
     return DivergedError(
-        f"task {context.index}, epoch {progress.epoch}: the model diverged (its loss, what the method adds to it, or "
-        f"its parameters are no longer finite numbers); lower lr (now {settings.lr:g}) or the method's strength"
+        f"task {context.index + 1}, epoch {progress.epoch}: the model diverged (its loss, what the method adds to it, "
+        f"or its parameters are no longer finite numbers); lower lr (now {settings.lr:g}) or the method's strength"
     )

@@ -49,8 +49,8 @@ def evaluate(
     for task, value in enumerate(values):
         if not math.isfinite(value):  # outputs were found to be finite before
             raise EvergraphError(
-                f"metric {name!r} is {value} on task {task}; let it return a number where it is undefined, or choose "
-                "another with --metric"
+                f"metric {name!r} is {value} on task {task + 1}; let it return a number where it is undefined, or "
+                "choose another with --metric"
             )
     # values measured right after learning are of this kind only; tasks learned in pieces were not measured then
     comparable = name == learner.problem.metric and part == "test" and after is None
@@ -120,7 +120,7 @@ def _measured(
         titles = [", ".join(map(str, names)) for names in own]
     for index, names in enumerate(own):
         if missing := [name for name in names if name not in unit_of]:
-            which = f"task {index}" if isinstance(tasks, TaskStream) else tasks[index].graph.name
+            which = f"task {index + 1}" if isinstance(tasks, TaskStream) else tasks[index].graph.name
             listed_names = ", ".join(map(repr, missing[:5])) + (", …" if len(missing) > 5 else "")
             raise EvergraphError(
                 f"{which} has classes the learner does not know: {listed_names}; learn them first, or leave them out"
@@ -132,7 +132,7 @@ def _measured(
         for number, (_, nodes) in zip(numbers, pairs):
             if not nodes.numel():
                 raise EvergraphError(
-                    f"task {number} ({graph.name}) has no {part} {graph.level}s; leave it out, or hold some out"
+                    f"task {number + 1} ({graph.name}) has no {part} {graph.level}s; leave it out, or hold some out"
                 )
         values += _on_graph(learner, pairs, measure, [[unit_of[name] for name in among[n]] for n in numbers])
         del graph, pairs, _  # free a graph read from disk before the next one is read

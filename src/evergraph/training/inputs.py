@@ -123,11 +123,10 @@ def chosen_examples(nodes: Any, graph: Graph) -> Tensor:
     if (named := _names_in(nodes, graph)) is not None:
         return _by_id(nodes, named, graph)
     try:
-        chosen = nodes.detach().cpu() if isinstance(nodes, Tensor) else torch.as_tensor(np.asarray(nodes))
+        chosen = nodes.detach().cpu() if isinstance(nodes, Tensor) else torch.as_tensor(np.array(nodes))
     except (TypeError, ValueError, RuntimeError):  # a set, a slice, a generator, objects
-        raise EvergraphError(
-            f"nodes={_short(nodes)} are not node numbers; give a list of whole numbers, or a mask"
-        ) from None
+        what, each = ("node numbers", "whole numbers") if example_ids(graph) is None else ("a list of ids", "ids")
+        raise EvergraphError(f"nodes={_short(nodes)} are not {what}; give a list of {each}, or a mask") from None
     chosen = chosen.reshape(1) if chosen.ndim == 0 else chosen
     if chosen.ndim != 1:
         raise EvergraphError(f"nodes have shape {tuple(chosen.shape)}; give a list of node numbers, or a mask")

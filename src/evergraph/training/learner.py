@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from evergraph.core import large
 from evergraph.core.settings import Bounds, Checked, ClassCount, Seed, checked
 from evergraph.data import ClassName, Graph, Part, Task, TaskStream, as_graph
-from evergraph.errors import EvergraphError, is_out_of_memory, tell
+from evergraph.errors import EvergraphError, counted, is_out_of_memory, tell
 from evergraph.evaluation import Evaluation
 from evergraph.methods import Method, as_method, is_method
 from evergraph.models import MODELS, GraphModel, as_model, level_of, make_model
@@ -339,7 +339,7 @@ class Learner(metaclass=Checked):
         return outputs(self, graph, nodes)
 
     def __repr__(self) -> str:
-        counts = f"{self.num_tasks} tasks, {len(self.classes_)} classes"
+        counts = f"{counted(self.num_tasks, 'task')}, {counted(len(self.classes_), 'class')}"
         return f"Learner({type(self.model).__name__}, {self.method!r}, {counts})"
 
     # saving

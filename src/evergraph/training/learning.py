@@ -98,7 +98,7 @@ def check_fit(learner: Learner, task: Task) -> None:
         fix = "give it some"
         if task.graph.splits is not None:
             fix = "put some into the split (train_mask, or the column split of a table), or leave the split out"
-        raise EvergraphError(f"{task.graph.name}, task {task.index}: no training {task.graph.level}s; {fix}")
+        raise EvergraphError(f"{task.graph.name}, task {task.index + 1}: no training {task.graph.level}s; {fix}")
     if task.graph.level != learner.problem.level:
         wanted = problem_of(task.graph)
         fix = f"name the problem: Learner(problem={wanted!r}), --problem {wanted}"

@@ -14,6 +14,7 @@ from evergraph.data.datasets.pickled_arrays import read_pickled_npz
 from evergraph.data.examples import make_graphs
 from evergraph.data.files import read_npz
 from evergraph.data.graph import Graph, make_graph
+from evergraph.data.masked_layout import from_masked
 from evergraph.errors import EvergraphError, first_line, tell
 from evergraph.persistence.reading import DAMAGE, MissingFileError, read_json, read_rows, regular_file
 
@@ -110,14 +111,7 @@ def read_masked_npz(path: Path) -> Graph:
         return _read_graph_data(path)
     if not parts:
         return read_npz(path, named_classes=False, undirected=True)
-    splits = None
-    if "train_masks" in parts:
-        splits = np.full(parts["train_masks"].T.shape, -1)
-        for number, part in enumerate(("train", "val", "test")):
-            splits[parts[f"{part}_masks"].T.astype(bool)] = number
-    x = parts["node_features"]
-    sparse = sp.csr_matrix(x) if (x == 0).mean() > 0.7 else x
-    return make_graph(sparse, parts["edges"].T, parts["node_labels"], undirected=True, splits=splits)
+    return from_masked(parts, path, undirected=True)
 
 
 def _read_graph_data(path: Path) -> Graph:
