@@ -31,12 +31,61 @@ class NumbersError(EvergraphError):
 
 
 class EvergraphWarning(UserWarning):
-    """Says how an ambiguous input was interpreted. One line; the command line prints it on stderr."""
+    """Says how an ambiguous input was interpreted. One line; the command line prints it on stderr.
+
+    Args:
+        message: the whole line.
+        about: the file or graph that it is about, if others like it give the same message.
+        said: the line without that name.
+    """
+
+    def __init__(self, message: str, about: str = "", said: str = "") -> None:
+        super().__init__(message)
+        self.about, self.said = about, said
 
 
-def tell(message: str) -> None:
-    """Warn in one line about how an input was handled; shown once for each line of the user's code."""
-    warnings.warn(message, EvergraphWarning, stacklevel=_users_level())
+class Repeats:
+    """Messages that were shown for one file and are the same for others, such as the months of a graph."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, str] = {}
+        self._noted = False
+
+    def instead(self, about: str, said: str) -> str | None:
+        """What to show of a message about a file: None for all of it, and nothing where another file had the same.
+
+        Numbers may differ. The first time it is a line that says so.
+        """
+        first = self._first.setdefault(re.sub(r"\d+", "#", said.replace(",", "")), about)
+        if first == about:
+            return None
+        noted, self._noted = self._noted, True
+        return "" if noted else f"{about}: notes that are the same as for {first} are not repeated, nor for other files"
+
+
+REPEATS = Repeats()
+
+
+def tell(message: str, about: str = "") -> None:
+    """Warn in one line about how an input was handled; shown once for each line of the user's code.
+
+    A message `about` a file, whose name comes first then, is not repeated for other files, unless all warnings are to
+    be shown.
+    """
+    warning = EvergraphWarning(f"{about}: {message}" if about else message, about, message)
+    if about and not _all_are_shown(str(warning)) and (instead := REPEATS.instead(about, message)) is not None:
+        if not instead:
+            return
+        warning = EvergraphWarning(instead)
+    warnings.warn(warning, stacklevel=_users_level())
+
+
+def _all_are_shown(message: str) -> bool:
+    """Whether the filters of warnings let every one of ours through, or turn them into errors."""
+    for action, pattern, category, *_ in warnings.filters:
+        if issubclass(EvergraphWarning, category) and (pattern is None or pattern.match(message)):
+            return action in ("always", "all", "error", "ignore")
+    return False
 
 
 def _users_level() -> int:

@@ -16,7 +16,7 @@ from evergraph import program
 from evergraph.cli.failures import Stopped, drop_output, flush, one_line, prepare_streams
 from evergraph.cli.together import quiet_unless_first
 from evergraph.core.workers import launched, leave_workers, speaks_first
-from evergraph.errors import EvergraphError, EvergraphWarning
+from evergraph.errors import EvergraphError, EvergraphWarning, Repeats
 from evergraph.experiments.engines import ArrayWrittenError
 from evergraph.registry import add_plugin_files, in_a_plugin
 from evergraph.version import __version__
@@ -175,11 +175,19 @@ def _complain(message: str) -> None:
 
 
 def _notes() -> Callable[..., None]:
-    """Return a `showwarning`: ours as a line on stderr, once however often a graph is read; others as Python does."""
-    said = set[str]()
+    """Return a `showwarning`: ours as a line on stderr, once however often a graph is read; others as Python does.
+
+    What is the same for several files is shown for the first.
+    """
+    said, repeats = set[str](), Repeats()
 
     def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
         ours = issubclass(category, EvergraphWarning)
+        if isinstance(message, EvergraphWarning) and message.about:
+            instead = repeats.instead(message.about, message.said)
+            message = message if instead is None else instead
+            if not str(message):
+                return
         text = f"note: {message}\n" if ours else warnings.formatwarning(message, category, *place[:2])
         if not ours or text not in said:
             sys.stderr.write(text)

@@ -89,7 +89,7 @@ def predict_command(
             device,
             check=None if ignore_labels else _check_labels,
             predict=lambda learner, data, rows: _predicted(learner, data, rows, classes, None, uncalibrated),
-            as_bytes=lambda prediction: _as_parquet(_columns(prediction, "node", all_classes), pyarrow),
+            as_bytes=lambda prediction: _as_parquet(prediction.as_columns(all_classes=all_classes), pyarrow),
         )
         return
     if launched() > 1:
@@ -100,7 +100,7 @@ def predict_command(
     if not ignore_labels and unknown is None:
         _check_labels(data, learner, checkpoint)
     prediction = _predicted(learner, data, parse_nodes(nodes, data), classes, unknown, uncalibrated)
-    columns = _columns(prediction, data.level, all_classes)
+    columns = prediction.as_columns(all_classes=all_classes)
     if out is None:
         sys.stdout.write(_as_csv(columns))
         return
@@ -158,25 +158,6 @@ def _check_labels(data: Graph, learner: Learner, checkpoint: Path) -> None:
             f"first, {'' if data.rows else 'add --unknown 0.05 to flag such nodes, or '}add --ignore-labels to "
             "choose among the classes it knows"
         )
-
-
-def _columns(prediction: Prediction, level: str, all_classes: bool) -> dict[str, list[Any]]:
-    """The columns of the table; `level` says what an example is."""
-    columns = {level: prediction.nodes.tolist() if prediction.names is None else prediction.names}
-    if prediction.ends is not None:
-        columns |= dict(zip(("source", "target"), prediction.ends.T.tolist()))
-    if prediction.columns is not None:  # several labels or numbers: a column for each
-        values = prediction.probabilities.T.tolist()
-        return columns | {str(name): values[i] for i, name in enumerate(prediction.columns)}
-    mixed = len({type(name) for name in prediction.labels}) > 1
-    labels = [str(name) for name in prediction.labels] if mixed else prediction.labels
-    columns |= {"class": labels, "probability": prediction.probabilities.tolist()}
-    if prediction.strangeness is not None and prediction.unknown is not None:
-        columns |= {"strangeness": prediction.strangeness.tolist()}
-        columns |= {"unknown": ["yes" if aside else "no" for aside in prediction.unknown.tolist()]}
-    if all_classes and prediction.table is not None and prediction.classes is not None:
-        columns |= {f"p({name})": prediction.table[:, i].tolist() for i, name in enumerate(prediction.classes)}
-    return columns
 
 
 def _as_csv(columns: dict[str, list[Any]]) -> str:

@@ -167,8 +167,9 @@ def make_adjacency(
         both = matrix.maximum(matrix.T.tocsr()).tocsr()
         if undirected is None and both.nnz > matrix.nnz:
             tell(
-                f"{name}: {both.nnz - matrix.nnz:,} of {both.nnz:,} edges were given in one direction and are read in "
-                "both; undirected=False (--directed) keeps the directions, True (--undirected) confirms both"
+                f"{both.nnz - matrix.nnz:,} of {both.nnz:,} edges were given in one direction and are read in "
+                "both; undirected=False (--directed) keeps the directions, True (--undirected) confirms both",
+                name,
             )
         matrix = both
     matrix.sort_indices()

@@ -108,7 +108,7 @@ def tell_of_edge_features(objects: Sequence[Any], name: str, *, weighed: bool = 
     if not having or (weighed and all(getattr(one, "edge_weight", None) is not None for one in having)):
         return
     way_out = "put one weight per edge into edge_weight to propagate with it" if weighed else "put what it says into x"
-    tell(f"{name}: edge_attr is not used; {way_out}")
+    tell(f"edge_attr is not used; {way_out}", name)
 
 
 def extra_values(data: Any, count: int) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def read_edge_list(
     if weight_column is None and (others := [column for column in table if column not in (*columns, *index)]):
         numeric = [column for column in others if table[column].dtype.kind in "fiub" or holds_numbers(table[column])]
         hint = f" (weight={numeric[0]} would weigh them by it)" if numeric else ""
-        tell(f"{called}: all edges weigh the same; columns not read: {', '.join(others)}{hint}")
+        tell(f"all edges weigh the same; columns not read: {', '.join(others)}{hint}", called)
     if unnamed and (other := _ids_of(unnamed, table, columns)):
         tell(
             f"{name}: nodes are called by the number of their row, from 0; if {called} means the column {other!r}, "

@@ -142,7 +142,7 @@ def read_npz(
         raise EvergraphError(f"{path}: damaged or not an npz file ({first_line(error)})") from None
     if unread and named_classes:
         tasks = f"; tasks can be made by (--by): {', '.join(other)}" if other else ""
-        tell(f"{path}: not read: {', '.join(unread)}; the arrays read are {', '.join(members)}{tasks}")
+        tell(f"not read: {', '.join(unread)}; the arrays read are {', '.join(members)}{tasks}", str(path))
     make = {PLAIN: _from_plain, BENCHMARK: _from_benchmark, MASKED: _from_masked}[members]
     graph = make(parts, path, name or path.stem, undirected, numbers)
     return graph.altered(attributes=read_attributes(other, graph.num_nodes, graph.name))

@@ -118,7 +118,7 @@ def from_tables(
     edge_index, weights = read_edge_list(edges, keys, (source, target), weight, name, unnamed)
     x, feature_names = _features(table, features, reserved, missing, name, labelled=label_column is not None)
     if features is None and (odd := [column for column in feature_names if is_usual(column, (*IDS, *LABELS))]):
-        tell(f"{name}: read as features: {', '.join(odd)}; if they are not, name the features (features=…)")
+        tell(f"read as features: {', '.join(odd)}; if they are not, name the features (features=…)", name)
     y = None
     if label_column is not None:
         y = _numbers(table, label_column, name) if numbers else table.labels(label_column, name)
@@ -251,7 +251,7 @@ def _tell_of_text(table: Columns, columns: Sequence[str], name: str, labelled: b
         if some:
             listed = ", ".join(with_odd_cell(table, column) for column in some)
             hint = "" if labelled or some is written or some is dates else _where_classes_may_be(table, some)
-            tell(f"{name}: {what}: {listed}; {fix}{hint}")
+            tell(f"{what}: {listed}; {fix}{hint}", name)
 
 
 def _where_classes_may_be(table: Columns, columns: Sequence[str]) -> str:

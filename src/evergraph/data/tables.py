@@ -306,7 +306,7 @@ def index_columns(columns: Columns, wanted: Collection[str | None]) -> list[str]
 def tell_of_index(columns: Sequence[str], rename: str, name: str) -> None:
     """Warn about columns that are not read; `rename` says under which name, and when, one would be."""
     listed = ", ".join(map(repr, columns))
-    tell(f"{name}: column {listed} looks like an index written by pandas and is not read; call it {rename}")
+    tell(f"column {listed} looks like an index written by pandas and is not read; call it {rename}", name)
 
 
 def as_keys(values: np.ndarray) -> list[str]:

@@ -4,7 +4,7 @@ from evergraph.training.defaults import default_method, pick_device, targets_kno
 from evergraph.training.learner import Learner
 from evergraph.training.loop import train
 from evergraph.training.member import Progress
-from evergraph.training.predicting import Prediction
+from evergraph.training.prediction import Prediction
 from evergraph.training.settings import LABEL_SCOPES, Training
 from evergraph.training.step import train_step
 from evergraph.training.why import Explanation

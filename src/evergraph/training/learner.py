@@ -28,7 +28,8 @@ from evergraph.training.inputs import Tasks, as_task, as_tasks, is_id
 from evergraph.training.learned_data import LearnedBefore, first_graph, learned_before, learned_from
 from evergraph.training.learning import check_fit, grow, learn
 from evergraph.training.member import OnEpoch, OptimizerState, Progress
-from evergraph.training.predicting import Prediction, asked, outputs, predict
+from evergraph.training.predicting import asked, outputs, predict
+from evergraph.training.prediction import Prediction
 from evergraph.training.settings import Training, unknown_setting
 from evergraph.training.snapshot import learner_state, restore
 from evergraph.training.task_names import in_tasks

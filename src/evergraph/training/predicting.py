@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,47 +18,11 @@ from evergraph.training.evidence import strangeness
 from evergraph.training.inputs import chosen_examples, chosen_units, example_ids, is_pairs
 from evergraph.training.known_links import with_known_links
 from evergraph.training.parts import accuracy_on_parts
+from evergraph.training.prediction import Prediction
 from evergraph.training.unknown import familiar_of, in_words
 
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
-
-
-@dataclass
-class Prediction:
-    """Predictions for the examples asked for, in terms of the user's own names; a sequence of labels.
-
-    Args:
-        nodes: indices of the examples asked for: nodes, graphs or links.
-        labels: predicted class of each example; for several labels, a list of those that hold; for regression, the
-            number (or a list of numbers).
-        probabilities: probability of each predicted class; for several labels, a column per label; for regression, the
-            predicted numbers, a column each.
-        columns: names of the columns of `probabilities`, where it has columns.
-        names: ids of the examples, where their graph has ids.
-        ends: source and target node of each link, where the examples are links.
-        classes: the classes chosen from; `table` has a column for each.
-        table: probability of each of these classes, a row per example.
-        strangeness: how strange each example looks, from 0; only where unknown classes were asked for.
-        unknown: whether each example is flagged as one of a class never learned; likewise.
-    """
-
-    nodes: Tensor
-    labels: list[Any]
-    probabilities: Tensor
-    columns: list[ClassName] | None = None
-    names: list[Any] | None = None
-    ends: Tensor | None = None
-    classes: list[ClassName] | None = None
-    table: Tensor | None = None
-    strangeness: Tensor | None = None
-    unknown: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.labels[index]
 
 
 def predict(
@@ -84,6 +47,7 @@ def predict(
         probabilities,
         names=None if ids is None else [ids[i] for i in chosen.tolist()],
         ends=link_ends(graph, chosen),
+        level=graph.level,
     )
     if learner.problem.kind != "classes":
         if unknown is not None:

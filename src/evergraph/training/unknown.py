@@ -75,7 +75,11 @@ class Familiar:
         return cls(table[:, :-1], table[:, -1], mixture)
 
     def score(self, values: Tensor) -> Tensor:
-        """Mixture of the shares of known examples that look less strange: 0 for the most familiar, 1 and above."""
+        """Mixture of the shares of known examples that look less strange, from 0 to 1.
+
+        A thousandth of the numbers themselves is added, which orders examples beyond all known ones: so the most
+        familiar are a little below 0 or the strangest a little above 1.
+        """
         if not values.numel():
             return torch.zeros(0, dtype=torch.float64)
         positions = _positions(values)
