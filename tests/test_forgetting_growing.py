@@ -219,3 +219,13 @@ def test_on_the_command_line_what_is_left_is_completed_without_a_selection(everg
     status, out, error = evergraph(*empty)
     assert (status, out.split(";")[0]) == (0, "forgot 1 node")
     assert "note" not in error
+
+
+def test_what_is_done_is_not_left_any_more() -> None:
+    """Also where the data that were missing turn out to hold none of the nodes."""
+    days = [day(0), day(1)]
+    found = made(*days)
+    found.forget(torch.tensor([70]), days[1])
+    assert "left_to_forget" in found.records[0]
+    assert told(found, [], days)[0] == 0
+    assert not any("left_to_forget" in record for record in found.records)

@@ -64,6 +64,8 @@ def forget(
             f"nothing was forgotten: no {learner.problem.level} asked for was learned from these data, or all were "
             "forgotten before; check their ids or numbers"
         )
+        for number, entries in left.items():
+            _note_left(learner, number, entries)
         return 0
     unsearched = not_searched(learner, search, request)
     for number, sources in unsearched.items():

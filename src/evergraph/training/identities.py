@@ -35,7 +35,8 @@ class Identities:
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = tasks
-        self._kept: dict[int, tuple[list[str] | None, Hashes | None]] = {}
+        self._ids_of: dict[int, list[str] | None] = {}
+        self._rows_of: dict[int, Hashes | None] = {}
         self._strange: set[tuple[int, int]] = set()
         starts = np.cumsum([0, *(task.graph.num_examples for task in tasks)])
         named, size = self._named(starts)
@@ -54,7 +55,7 @@ class Identities:
         for start, task in zip(starts, self._tasks):
             own = np.arange(start, start + task.graph.num_examples)
             pairs.append((own, own))
-            ids, origin = self._of(task.graph)[0], task.origin
+            ids, origin = self._ids(task.graph), task.origin
             for names in (ids, None if origin is None else [(origin[0], number) for number in origin[1].tolist()]):
                 if names is not None:
                     places = [keys.setdefault(name, len(keys)) for name in names]
@@ -78,7 +79,7 @@ class Identities:
     def _same_rows(self, i: int, j: int) -> int | None:
         """Number of first rows that are the same in two graphs; 0 if ids or a stream tell, None if nothing does."""
         one, other = self._tasks[i], self._tasks[j]
-        ids, more_ids = self._of(one.graph)[0], self._of(other.graph)[0]
+        ids, more_ids = self._ids(one.graph), self._ids(other.graph)
         of_one_stream = one.origin is not None and other.origin is not None and one.origin[0] == other.origin[0]
         if of_one_stream or (ids is not None and more_ids is not None):
             return 0
@@ -87,19 +88,25 @@ class Identities:
 
     def _begins_alike(self, one: Graph, other: Graph) -> bool:
         """Whether one graph begins with all nodes of the other: with enough different ones that this is no chance."""
-        rows = [self._of(graph)[1] for graph in (one, other)]
+        rows = [self._rows(graph) for graph in (one, other)]
         if rows[0] is None or rows[1] is None or one.num_features != other.num_features:
             return False
         fewer = min(rows[0].size, rows[1].size)
         first, second = rows[0][:fewer], rows[1][:fewer]
         return fewer >= KINDS and tells_apart(first) and np.array_equal(first, second)
 
-    def _of(self, graph: Graph) -> tuple[list[str] | None, Hashes | None]:
-        """Distinct ids and hashes of the rows of a graph, as far as it has them."""
-        if id(graph) not in self._kept:
+    def _ids(self, graph: Graph) -> list[str] | None:
+        """Distinct ids of a graph's examples, if it has them."""
+        if id(graph) not in self._ids_of:
+            self._ids_of[id(graph)] = unique_ids(graph)
+        return self._ids_of[id(graph)]
+
+    def _rows(self, graph: Graph) -> Hashes | None:
+        """Hashes of the features of a graph's nodes; None if its examples are others."""
+        if id(graph) not in self._rows_of:
             nodes = graph.level == "node" and graph.rows is None
-            self._kept[id(graph)] = unique_ids(graph), row_hashes(graph.x) if nodes else None
-        return self._kept[id(graph)]
+            self._rows_of[id(graph)] = row_hashes(graph.x) if nodes else None
+        return self._rows_of[id(graph)]
 
 
 def unique_ids(graph: Graph) -> list[str] | None:

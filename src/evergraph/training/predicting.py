@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evergraph.core.finite import is_prediction
 from evergraph.data import ClassName, Graph, Task, as_graph, link_ends, with_links
-from evergraph.errors import DivergedError, EvergraphError, tell
+from evergraph.errors import DivergedError, EvergraphError, counted, tell
 from evergraph.evaluation import METRICS
 from evergraph.methods import View
 from evergraph.training.evidence import strangeness
@@ -98,7 +98,7 @@ def check_features(learner: Learner, graph: Graph) -> None:
         raise EvergraphError(_other_features(graph.name, found, known))
     if graph.num_features != (learner.model.in_channels or graph.num_features):
         raise EvergraphError(
-            f"{graph.name} has {graph.num_features} features per node, but the learner was built for "
+            f"{graph.name} has {counted(graph.num_features, 'feature')} per node, but the learner was built for "
             f"{learner.model.in_channels}; give every graph the same features"
         )
 
