@@ -81,6 +81,20 @@ def test_predictions_read_the_contents_of_now(small_graph: eg.Graph, name: str, 
     assert not torch.allclose(before, after)
 
 
+def test_what_was_computed_of_edited_edges_is_not_taken_over(small_graph: eg.Graph) -> None:
+    small_graph.adjacency.t()
+    small_graph.adjacency.values.mul_(3)
+    named = small_graph.altered(name="named")
+    assert torch.equal(named.adjacency.t().dense(), named.adjacency.dense().T)
+
+
+def test_an_altered_copy_of_edited_files_is_not_read_from_them_again(small_graph: eg.Graph, tmp_path: Path) -> None:
+    graph = read_mapped(write_mapped(small_graph, tmp_path / "folder"))
+    graph.x[0] = 1
+    with pytest.raises(eg.EvergraphError, match="no longer those on disk"):
+        copy.deepcopy(graph.altered(y=graph.y.flip(0)))
+
+
 def test_an_unedited_graph_is_propagated_once(small_graph: eg.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     learner, nodes = LEARNERS["gcn"](), torch.arange(3)
     learner.learn(eg.Task.of(small_graph))
