@@ -174,6 +174,17 @@ def test_what_was_forgotten_is_not_in_the_outline(tmp_path):
         learner.learn(remaining)
 
 
+@pytest.mark.parametrize("keep_in_graph", [False, True])
+def test_what_is_kept_before_and_after_does_not_differ_by_the_hash_of_the_node(keep_in_graph):
+    """Sums would: then whoever reads the record could test whether a given person is the one that was forgotten."""
+    graph = people()
+    learner = learner_of(graph)
+    learner.forget([5], graph, keep_in_graph=keep_in_graph)
+    kept = [[int(number, 16) for number in learner.records[0][kind][2:]] for kind in ("given_outline", "outline")]
+    hashes = {int(sums[6] - sums[5]) for sums in outline(eg.Task.of(graph))._sums}
+    assert not hashes & {(before - after) % 2**64 for before, after in zip(*kept)}
+
+
 def test_all_nodes_with_corrected_labels_after_the_wrong_ones_were_forgotten():
     """What should be learned then are the corrected nodes alone: nothing is said of these."""
     graph = people()
