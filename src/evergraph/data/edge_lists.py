@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from evergraph.data.numbers_as_text import AS_NUMBERS, WRITTEN, holds_numbers, is_number
+from evergraph.data.numbers_as_text import AS_NUMBERS, WRITTEN, holds_numbers
 from evergraph.data.tables import (
     Columns,
     as_keys,
     check_filled,
     complete_keys,
     index_columns,
+    is_number,
     pick,
     read_table,
     tell_of_index,

@@ -21,7 +21,7 @@ from evergraph.persistence.reading import regular_file
 TABLE_FILES = {".csv", ".tsv", ".parquet"}
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none"))
 """Cells of a text file that stand for a missing number, in any case; in a column of names only an empty cell does."""
-DIGITS = re.compile(r"[+-]?\d[\d_]*")
+DIGITS = re.compile(r"[+-]?[0-9]+")
 PLAIN = re.compile(r"0|-?[1-9][0-9]{0,18}")
 INDEX = re.compile(r"(Unnamed: \d+(\.\d+)?|__index_level_\d+__)?")
 """Names under which pandas writes and reads back an index without a name."""
@@ -85,7 +85,7 @@ class Columns(dict[str, np.ndarray]):
 
 
 def _is_plain(cell: str) -> bool:
-    """Whether a whole number is written as Python writes it (not 007, 1_0 or +1) and fits into 64 bits."""
+    """Whether a whole number is written as Python writes it (not 007 or +1) and fits into 64 bits."""
     return PLAIN.fullmatch(cell) is not None and abs(int(cell)) < 2**63
 
 
@@ -202,18 +202,25 @@ def _read_text(path: Path, if_empty: str) -> Columns:
     return Columns({column: _parsed(values) for column, values in cells.items()}, cells, lines=lines[1:])
 
 
+def is_number(cell: str) -> bool:
+    """Whether a cell reads as a number; `1_5` does not, nor do digits of other scripts, though Python reads both."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return cell.isascii() and "_" not in cell
+
+
 def _parsed(cells: list[str]) -> np.ndarray:
     """Parse text cells as whole numbers, else as numbers, which may all be missing, else as text."""
     empty = [cell.lower() in MISSING for cell in cells]
-    try:
-        if not any(empty):
-            return np.array([int(cell) for cell in cells], dtype=np.int64)
-    except (ValueError, OverflowError):
-        pass
-    try:
+    if all(gone or is_number(cell) for cell, gone in zip(cells, empty)):
+        try:
+            if not any(empty):
+                return np.array([int(cell) for cell in cells], dtype=np.int64)
+        except (ValueError, OverflowError):
+            pass
         return np.array([math.nan if gone else float(cell) for cell, gone in zip(cells, empty)])
-    except ValueError:
-        pass
     return np.array(["" if gone else cell for cell, gone in zip(cells, empty)], dtype=object)
 
 
