@@ -328,7 +328,7 @@ class Analytic(MovingEncoder, TwoForms):
             smoothing=share,
             judges=self.judge_edges and len({task for task in self.task_of_unit_ if task >= 0}) > 1,
             tolerated=FEW + self.doubt_ + PER_COST * self._cost_elsewhere(),
-            elsewhere=Way(vote, 2) if self.votes_ else Way(head, 0 if share else 1, share),
+            elsewhere=Way(vote, 2, name="vote") if self.votes_ else Way(head, 0 if share else 1, share, name="head"),
         )
 
     def _cost_elsewhere(self) -> float:

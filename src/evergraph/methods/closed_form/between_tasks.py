@@ -298,7 +298,7 @@ class BetweenTasks(OnTrial):
         prediction, way = super()._prediction(model), self.elsewhere()
         head, judge = (next(iter(self.elsewhere_.get(each, {}).values()), None) for each in (way, JUDGE))
         if head is None:
-            return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2, own=judge))
+            return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2, own=judge, name="vote"))
         informative, share = self._own_features_informative(), best_share(self.smoothing_elsewhere_, self.smoothing)
         if way == OWN or not informative:
             head = head * self._log_worth().exp().to(head)  # the ridge explains most, so scores are probabilities
