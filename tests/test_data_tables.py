@@ -386,6 +386,16 @@ def test_vectors_of_unlike_lengths_name_the_column_and_the_rows(
     assert str(raised.value).endswith(f"column 'g' is not a vector of one length in every row: {found}")
 
 
+def test_an_edge_list_without_edges_says_what_to_give_instead(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("source,target\n")
+    for edges, none in (
+        (pd.DataFrame({"source": [], "target": []}), "None"),
+        (tmp_path / "e.csv", "none; in Python None"),
+    ):
+        with pytest.raises(eg.EvergraphError, match=rf"no rows; .*has no edge list \(edges={none}\)"):
+            eg.from_tables({"x": [1.0, 2.0]}, edges)
+
+
 def test_uneven_vectors_of_vectors_are_refused_in_the_same_words() -> None:
     with pytest.raises(eg.EvergraphError, match=r"every row: 2 values in row 1 and lists of unequal lengths in row 2"):
         eg.from_tables({"g": [[1, 2], [[3], [4, 5]]]})

@@ -134,7 +134,8 @@ class Auto(BetweenTasks):
             free = [read or w <= room for w, read in zip(widths, *for_head.values())]
             cheap = [name for name, blocks in for_own.items() if all(f for f, read in zip(free, blocks) if read)]
             for_own = _only(for_own, first_near(hits, cheap or list(for_own), validated))
-        self.set_hits_ = {name: self.set_hits_[name] for name in {MIXED: [], **for_own, **for_head} if name in sets}
+        kept = [name for name in dict.fromkeys([MIXED, *for_own, *for_head]) if name in sets]
+        self.set_hits_ = {name: self.set_hits_[name] for name in kept}
         for_head, for_own = ({n: read for n, read in some.items() if n in self.set_hits_} for some in every)
         return for_head, for_own
 
