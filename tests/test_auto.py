@@ -398,7 +398,7 @@ def test_hits_within_a_task_are_those_among_its_classes(graph: Graph) -> None:
     class Asked(eg.Auto):
         def _choose_voting(self, context: Context, head: Tensor) -> None:
             super()._choose_voting(context, head)
-            vote = self._vote(context.model, self.chosen_ridge(), ("train",), head)
+            vote = self._vote(context.model, ("train",), head)
             units = torch.nonzero(self._arrived(context)).reshape(-1)
             among = validation_hits(context, [head, vote], units).sum(1).tolist()
             rows = context.batcher.x[context.task.val]  # type: ignore[index]
@@ -440,7 +440,7 @@ def test_the_vote_is_the_head_beside_own_features_where_mixing_hides_them(
         weighted = sum(weight * voice for weight, voice in zip(weights, voices))
         mixed = sum(voices) / len(voices)  # own features do not weigh more at 0.3
         expected = (head + own + mixed if beside else weighted) + 3 * worth
-        assert torch.allclose(method._vote(model, 1.0, ("train",), head), expected)
+        assert torch.allclose(method._vote(model, ("train",), head), expected)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from evergraph.errors import EvergraphWarning
 
 HOW = "in another order or form, with other labels or with others held out"
 SAME = f"are those of task 1, {HOW}; they are learned again and count twice"
+FIX = "if labels were corrected, forget these nodes first, then learn them alone"
 GROWN = "begins with the 60 nodes of task 1, and the 60 examples among these are labelled here too"
 
 silent = pytest.mark.filterwarnings("error:.*of task 1")
@@ -112,7 +113,7 @@ def test_the_same_nodes_in_another_order_or_with_other_labels(change):
     learner = learner_of(graph)
     with pytest.warns(EvergraphWarning, match=SAME) as said:
         learner.learn(taken(graph, nodes, y))
-    assert str(said[0].message).endswith("(if labels were corrected, forget these nodes first)")
+    assert str(said[0].message).endswith(f"({FIX})")
 
 
 @pytest.mark.parametrize("change", ["split", "form"])
@@ -174,6 +175,17 @@ def test_what_was_forgotten_is_not_in_the_outline(tmp_path):
         learner.learn(remaining)
 
 
+@pytest.mark.parametrize("keep_in_graph", [False, True])
+def test_what_is_kept_before_and_after_does_not_differ_by_the_hash_of_the_node(keep_in_graph):
+    """Sums would: then whoever reads the record could test whether a given person is the one that was forgotten."""
+    graph = people()
+    learner = learner_of(graph)
+    learner.forget([5], graph, keep_in_graph=keep_in_graph)
+    kept = [[int(number, 16) for number in learner.records[0][kind][2:]] for kind in ("given_outline", "outline")]
+    hashes = {int(sums[6] - sums[5]) for sums in outline(eg.Task.of(graph))._sums}
+    assert not hashes & {(before - after) % 2**64 for before, after in zip(*kept)}
+
+
 def test_all_nodes_with_corrected_labels_after_the_wrong_ones_were_forgotten():
     """What should be learned then are the corrected nodes alone: nothing is said of these."""
     graph = people()
@@ -197,8 +209,7 @@ def test_the_command_learns_nothing_twice_unless_told_to(evergraph, tmp_path):
     words = ("--checkpoint", folder, "--hidden", 20, "--device", "cpu")
     assert evergraph("learn", tmp_path / "first.npz", *words)[0] == 0
     order = f"its 60 labelled nodes are those of task 1, {HOW}"
-    fix = "if labels were corrected, forget these nodes first, then learn them alone"
-    for name, said in (("again", f"{order}; {fix}"), ("grown", f"{GROWN}; label new nodes only")):
+    for name, said in (("again", f"{order}; {FIX}"), ("grown", f"{GROWN}; label new nodes only")):
         status, out, error = evergraph("learn", tmp_path / f"{name}.npz", *words)
         assert (status, out, error.count("\n")) == (2, "", 1)
         assert f"{said}, or add --again to count all of them twice" in error

@@ -1,6 +1,7 @@
-"""Sums by which a task's nodes are recognized in another order, with other labels or another split, or among more.
+"""Outlines by which a task's nodes are recognized in another order, with other labels or another split, or among more.
 
-A sum of hashes does not depend on the order of what is added, and tells nothing about one node to anyone who does not
+A sum of hashes does not depend on the order of what is added. Only a digest of such sums is kept: two sums would differ
+by the hash of a node that is missing in one of them. So an outline tells nothing about one node to anyone who does not
 have all the others.
 """
 
@@ -13,6 +14,7 @@ import torch
 from evergraph.core.features import Features
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data.tasks import Task
+from evergraph.persistence.reading import content_hash
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -42,8 +44,9 @@ class Outline:
         return self._examples.size - 1
 
     def upto(self, nodes: int) -> list[int | str]:
-        """Outline of the first nodes as plain values: their number, that of the examples among them, and the sums."""
-        return [nodes, int(self._examples[nodes]), *(f"{int(sums[nodes]):016x}" for sums in self._sums)]
+        """Outline of the first nodes as plain values: their number, that of the examples among them, and a digest."""
+        counts = [nodes, int(self._examples[nodes])]
+        return [*counts, content_hash([*counts, *(int(sums[nodes]) for sums in self._sums)])]
 
     def whole(self) -> list[int | str]:
         """Outline of all nodes, whatever their order."""

@@ -124,6 +124,12 @@ class LearnedBefore:
         too = f"the {self.examples} examples among these are labelled here too"
         return f"{graph.name} begins with the {self.altered} nodes of {task}, and {too}"
 
+    def advice(self, graph: Graph) -> str:
+        """Say what to do instead of learning the altered graph."""
+        if self.altered == graph.num_nodes:
+            return "if labels were corrected, forget these nodes first, then learn them alone"
+        return "label new nodes only"
+
 
 def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> LearnedBefore | None:
     """Return the part of a task that was learned before, whatever was forgotten since; None if nothing was.

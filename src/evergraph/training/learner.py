@@ -376,9 +376,7 @@ def _once_more(task: Task, before: LearnedBefore) -> str:
     if before.whole:
         return f"{task.graph.name}: this very task was learned already, as task {numbers}; it is learned again{gone}"
     if before.altered is not None:
-        same = before.altered == task.graph.num_nodes
-        fix = "if labels were corrected, forget these nodes first" if same else "label new nodes only"
-        return f"{before.how_altered(task.graph)}; they are learned again and count twice ({fix})"
+        return f"{before.how_altered(task.graph)}; they are learned again and count twice ({before.advice(task.graph)})"
     return (
         f"{task.graph.name}: {before.examples} of {before.total} training {level}s were learned already, in task "
         f"{numbers}; they are learned again{gone}"
