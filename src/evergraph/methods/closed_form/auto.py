@@ -46,9 +46,9 @@ class Auto(BetweenTasks):
     on the training nodes so far, with the ridge that explains most about the validation nodes of all tasks (`ridges`),
     and tried on the task's validation nodes. Hits are added up over the tasks, and the heads of the sets near the one
     with most hits are blended (`blended`); the next task may change which these are. Once the sums of all sets take
-    more than an eighth of the budget (a quarter at the first task), the cheapest set within a standard error of the
-    leader is kept besides `smooth`, and the other blocks are dropped for good. Graphs with edges between tasks are
-    predicted differently (`elsewhere`).
+    more than an eighth of the budget (a quarter at the first task), sets that are behind, could hardly gain anything
+    or would not fit are dropped for good (`_worth_keeping`). Graphs with edges between tasks are predicted differently
+    (`elsewhere`).
 
     Decisions aim at AP, in which all tasks count equally (`prior`). The sums weight classes by their size, so the
     logits of a class are raised by the logarithm of what a hit in it counts over what the class weighs.
