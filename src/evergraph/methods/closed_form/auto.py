@@ -32,7 +32,7 @@ from evergraph.models.feature_blocks import Layout
 
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
 FEW_MISSES = 0.01  # share of misclassified validation nodes up to which the best set is used alone
-HARDLY, HARDLY_OWN = 0.01, 0.02  # shares of the validation nodes: gains of head and own features not worth their room
+HARDLY = 0.02  # share of the validation nodes: a smaller gain is not worth the room of further sets
 
 
 @METHODS.register
@@ -133,7 +133,7 @@ class Auto(BetweenTasks):
         cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
         head = still_open(hits, list(for_head), cost, validated, HARDLY)
         kept = [name for name in (MIXED, head[0]) if name in sets]
-        own = still_open(hits, list(for_own), cost, validated, HARDLY_OWN) if for_own else []
+        own = still_open(hits, list(for_own), cost, validated, HARDLY) if for_own else []
         if own:
             room = max((w for w, block in zip(widths, layout.present) if not block.linear), default=0)
             free = [read or w <= room for w, read in zip(widths, sets[head[0]])]
