@@ -10,7 +10,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --disable-plugin-auto
 .PHONY: demo test test-all test-slow fuzz browser docs lint format clean
 
 demo: $(STAMP)
-	$(BIN)/evergraph compare digits --methods finetune,curvature,joint --seeds 3 --label-scope seen --weight-decay 0 \
+	$(BIN)/evergraph compare digits --methods finetune,curvature,auto,joint --seeds 3 --label-scope seen --weight-decay 0 \
 		--set curvature.strength=10 --set curvature.nodes=means --set curvature.ema=0
 
 test: $(STAMP) lint browser

@@ -19,7 +19,7 @@ from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.methods.base import Context
 from evergraph.methods.closed_form import budgeted, factored
-from evergraph.methods.closed_form.block_sets import cheapest_near, head_sets, leader
+from evergraph.methods.closed_form.block_sets import head_sets, leader, still_open
 from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.hits import rows_of, validation_hits
@@ -271,12 +271,32 @@ def test_resumes_identically(graph: Graph, tmp_path: object, memory: str) -> Non
     assert unbroken.method.elsewhere() == loaded.method.elsewhere()
 
 
-def test_most_hits_lead_and_the_cheapest_near_them_is_kept() -> None:
-    counts = {"a": 60, "b": 95, "c": 93}
-    assert leader(counts, ["a", "b", "c"]) == "b"
-    cost = {"a": 1, "b": 30, "c": 20}
-    assert cheapest_near(counts, ["a", "b", "c"], cost, validated=120) == "c"
-    assert cheapest_near({**counts, "c": 90}, ["a", "b", "c"], cost, validated=96) == "b"
+def test_sets_near_the_one_with_most_hits_stay_open_unless_they_gain_hardly_anything() -> None:
+    counts, cost = {"a": 60, "b": 95, "c": 93}, {"a": 1, "b": 30, "c": 20}
+    names = list(counts)
+    assert leader(counts, names) == "b"
+    error = (2 * 120 - 95 - 93) ** 0.5
+    assert still_open(counts, names, cost, 120, hardly=0.01) == ["c", "b"]
+    assert still_open(counts, names, cost, 120, hardly=(2 + error) / 120 + 1e-9) == ["c"]
+    assert still_open(counts, names, cost, 120, hardly=(2 + error) / 120 - 1e-9) == ["c", "b"]
+    assert still_open({**counts, "c": 90}, names, cost, 96, hardly=1.0) == ["b"]
+
+
+def test_sets_are_dropped_only_if_hits_or_the_budget_say_so(graph: Graph) -> None:
+    """With the same hits: all that are near the leader where there is room, else the narrowest of them."""
+    kept = {}
+    for memory in ("1GB", "8KB"):
+        method = learned(graph, "1GB", tasks=1).method
+        model = learned(graph, "1GB", tasks=1).model
+        method.memory, layout = memory, model.feature_layout()
+        for_head, for_own = method._sets(model)
+        method.set_hits_ = {name: 50 + number for number, name in enumerate({**for_own, **for_head})}
+        method.set_hits_["linear"] = 10
+        kept[memory] = [set(sets) for sets in method._worth_keeping(layout, for_head, for_own, 100)]
+    assert "linear" not in kept["1GB"][0]
+    assert kept["1GB"][0] == set(for_head) - {"linear"}
+    assert kept["1GB"][1] == set(for_own)
+    assert kept["8KB"][0] < kept["1GB"][0]
 
 
 def test_sets_that_are_equal_come_once() -> None:
@@ -378,7 +398,7 @@ def test_hits_within_a_task_are_those_among_its_classes(graph: Graph) -> None:
     class Asked(eg.Auto):
         def _choose_voting(self, context: Context, head: Tensor) -> None:
             super()._choose_voting(context, head)
-            vote = self._vote(context.model, self.chosen_ridge(), ("train",), head)
+            vote = self._vote(context.model, ("train",), head)
             units = torch.nonzero(self._arrived(context)).reshape(-1)
             among = validation_hits(context, [head, vote], units).sum(1).tolist()
             rows = context.batcher.x[context.task.val]  # type: ignore[index]
@@ -420,7 +440,7 @@ def test_the_vote_is_the_head_beside_own_features_where_mixing_hides_them(
         weighted = sum(weight * voice for weight, voice in zip(weights, voices))
         mixed = sum(voices) / len(voices)  # own features do not weigh more at 0.3
         expected = (head + own + mixed if beside else weighted) + 3 * worth
-        assert torch.allclose(method._vote(model, 1.0, ("train",), head), expected)
+        assert torch.allclose(method._vote(model, ("train",), head), expected)
 
 
 @pytest.mark.parametrize(

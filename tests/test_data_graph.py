@@ -196,3 +196,10 @@ def test_a_graph_is_shown_in_one_line() -> None:
     graph = eg.stream("sbm:nodes=60,classes=4,features=6").graph
     assert repr(graph) == f"Graph('sbm', 60 nodes, {graph.num_edges} edges, 6 features, 4 classes)"
     assert repr(graph.adjacency) == f"SparseMatrix(60 × 60, {graph.num_edges} entries, torch.float32)"
+
+
+def test_targets_at_test_nodes_alone_are_nothing_to_train_on() -> None:
+    y = [[1.5], [float("nan")], [2.5]]
+    graph = eg.make_graph(torch.eye(3), [[0, 1], [1, 2]], y, undirected=True, splits=[2, 0, 2])
+    with pytest.raises(eg.EvergraphError, match="none of the training nodes has a target"):
+        eg.Task.of(graph)

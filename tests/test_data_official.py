@@ -349,7 +349,8 @@ BY_CONTENT = {"bitcoin-otc", "enzymes", "letter-med"}
 
 def test_what_downloads_are_compared_with() -> None:
     unknown = {name for name, dataset in DATASETS.items() if dataset.checked_by == "first download"}
-    assert unknown - {"corafull-knn"} == TRUSTED_ON_FIRST_USE  # the latter has no address
+    assert {name for name, dataset in DATASETS.items() if not dataset.downloadable} == {"corafull-knn"}
+    assert unknown - {"corafull-knn"} == TRUSTED_ON_FIRST_USE
     assert {name for name, dataset in DATASETS.items() if dataset.checked_by == "content"} == BY_CONTENT
     for entry in OFFICIAL.values():
         hashes = [entry.sha256, entry.fingerprint, *(file.sha256 for file in entry.files.values())]

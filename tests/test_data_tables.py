@@ -362,6 +362,47 @@ def test_wrong_networkx_graphs(graph: Any, message: str) -> None:
     assert message in str(raised.value)
 
 
+@pytest.mark.parametrize("kind", [dict, pd.DataFrame, pa.table, "parquet", "array"])
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        ([[1, 2], [3], [4, 5]], "2 values in row 1 and 1 value in row 2"),
+        ([[1, 2], [3, 4], None], "2 values in row 1 and nothing in row 3"),
+    ],
+)
+def test_vectors_of_unlike_lengths_name_the_column_and_the_rows(
+    cells: list[Any], found: str, kind: Any, tmp_path: Path
+) -> None:
+    columns: Any = {"id": ["a", "b", "c"], "g": cells}
+    if kind == "parquet":
+        pd.DataFrame(columns).to_parquet(tmp_path / "nodes.parquet")
+        columns = tmp_path / "nodes.parquet"
+    elif kind == "array":
+        columns["g"] = [None if cell is None else torch.tensor(cell) for cell in cells]
+    else:
+        columns = kind(columns)
+    with pytest.raises(eg.EvergraphError) as raised:
+        eg.from_tables(columns)
+    assert str(raised.value).endswith(f"column 'g' is not a vector of one length in every row: {found}")
+
+
+def test_an_edge_list_without_edges_says_what_to_give_instead(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("source,target\n")
+    for edges, none in (
+        (pd.DataFrame({"source": [], "target": []}), "None"),
+        (tmp_path / "e.csv", "none; in Python None"),
+    ):
+        with pytest.raises(eg.EvergraphError, match=rf"no rows; .*has no edge list \(edges={none}\)"):
+            eg.from_tables({"x": [1.0, 2.0]}, edges)
+
+
+def test_uneven_vectors_of_vectors_are_refused_in_the_same_words() -> None:
+    with pytest.raises(eg.EvergraphError, match=r"every row: 2 values in row 1 and lists of unequal lengths in row 2"):
+        eg.from_tables({"g": [[1, 2], [[3], [4, 5]]]})
+    with pytest.raises(eg.EvergraphError, match=r"^nodes: column 'g': .* is not an array"):
+        eg.from_tables({"g": 2 * [[[3], [4, 5]]]})
+
+
 def test_tables_in_the_place_of_a_graph_name_what_reads_them() -> None:
     columns = {"x": [1.0, 2.0], "label": ["a", "b"]}
     for table in (columns, pd.DataFrame(columns), pa.table(columns)):

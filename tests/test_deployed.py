@@ -265,15 +265,17 @@ def test_amounts_add_up_to_the_logit(
 
 
 @pytest.mark.parametrize(
-    ("name", "premium", "decides", "said"),
+    ("name", "premium", "decides", "judged", "said"),
     [
-        ("analytic", 0.0, "head", "read by the head itself, on edges weighed by the vote"),
-        ("analytic", 1.0, "vote", "read by a vote of all depths, on edges weighed by it"),
-        ("auto", 0.0, "other", "read by the head that decides on such graphs"),
+        ("analytic", 0.0, "head", 1, "the head itself, on edges weighed by the vote of all depths"),
+        ("analytic", 1.0, "vote", 1, "a vote of all depths, on edges weighed by it"),
+        ("auto", 0.0, "other", 2 / 3, "the head that decides on such graphs, partly on edges weighed by the vote"),
     ],
     ids=["the head itself", "the vote", "another head"],
 )
-def test_what_reads_edges_between_tasks_is_told(name: str, premium: float, decides: str, said: str) -> None:
+def test_what_reads_edges_between_tasks_is_told(
+    name: str, premium: float, decides: str, judged: float, said: str
+) -> None:
     graph = sbm(nodes=200, classes=6, degree=5, homophily=0.6, features=16, signal=1.0, seed=0)
     stream, method = eg.TaskStream(graph, 2), eg.registry.methods[name](premium=premium, smoothing=0.0)
     learner = eg.Learner(eg.RandomFeatures(hidden=60), method, dtype=torch.float64, device="cpu").fit(stream)
@@ -287,8 +289,24 @@ def test_what_reads_edges_between_tasks_is_told(name: str, premium: float, decid
         read_otherwise = not torch.allclose(logits, learner.logits(graph))
         method.judge_edges = True
         assert found.between_tasks == read_otherwise == (test_graph == "seen")
-        assert (f"edges between tasks were found: {said}" in found.text()) == (test_graph == "seen")
+        assert (f"edges between tasks were found: read by {said}" in found.text()) == (test_graph == "seen")
         assert found.decides == (decides if test_graph == "seen" else "head")
+        assert found.judged == pytest.approx(judged if test_graph == "seen" else 0)
+
+
+def test_the_head_that_reads_edges_as_they_are_is_not_said_to_judge_them() -> None:
+    """Smoothed over judged edges, the head of `analytic` reads its features over all edges."""
+    graph = sbm(nodes=200, classes=6, degree=5, homophily=0.6, features=16, signal=1.0, seed=0)
+    stream, method = eg.TaskStream(graph, 2), eg.Analytic(premium=0.0)
+    learner = eg.Learner(eg.RandomFeatures(hidden=60), method, dtype=torch.float64, device="cpu").fit(stream)
+    graph, nodes = stream.tests(2, 0, "seen")
+    found = learner.why(graph, int(nodes[0]))
+    assert method.smoothing_share_ > 0
+    method.smoothing_share_, method.judge_edges = 0.0, False
+    unjudged = float(learner.logits(graph, nodes[:1])[0, learner.classes_.index(found.label)])
+    assert found.logit == pytest.approx(unjudged, abs=1e-9)
+    assert (found.between_tasks, found.decides, found.judged) == (True, "head", 0)
+    assert found.text().splitlines()[-1] == "  edges between tasks were found: read by the head itself"
 
 
 @pytest.mark.parametrize("kind", ["labels", "numbers"])

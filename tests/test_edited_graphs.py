@@ -81,6 +81,20 @@ def test_predictions_read_the_contents_of_now(small_graph: eg.Graph, name: str, 
     assert not torch.allclose(before, after)
 
 
+def test_what_was_computed_of_edited_edges_is_not_taken_over(small_graph: eg.Graph) -> None:
+    small_graph.adjacency.t()
+    small_graph.adjacency.values.mul_(3)
+    named = small_graph.altered(name="named")
+    assert torch.equal(named.adjacency.t().dense(), named.adjacency.dense().T)
+
+
+def test_an_altered_copy_of_edited_files_is_not_read_from_them_again(small_graph: eg.Graph, tmp_path: Path) -> None:
+    graph = read_mapped(write_mapped(small_graph, tmp_path / "folder"))
+    graph.x[0] = 1
+    with pytest.raises(eg.EvergraphError, match="no longer those on disk"):
+        copy.deepcopy(graph.altered(y=graph.y.flip(0)))
+
+
 def test_an_unedited_graph_is_propagated_once(small_graph: eg.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     learner, nodes = LEARNERS["gcn"](), torch.arange(3)
     learner.learn(eg.Task.of(small_graph))
@@ -190,3 +204,65 @@ def test_labels_of_a_stream_may_be_edited_as_long_as_they_fit_its_tasks(small_gr
         for asked in (lambda: stream[0], lambda: stream.seen(1), lambda: stream.so_far(1), lambda: copy.copy(stream)):
             with pytest.raises(eg.EvergraphError, match="labels were edited, and no longer fit the tasks"):
                 asked()
+
+
+def by_year(labels: list[int], splits: list[int], years: list[int]) -> eg.TaskStream:
+    """A stream of two years, whose nodes are in a circle."""
+    number = len(labels)
+    ring = torch.stack([torch.arange(number), (torch.arange(number) + 1) % number])
+    x, y, known = torch.eye(number), torch.tensor(labels), {"year": years}
+    return eg.TaskStream(eg.make_graph(x, ring, y, undirected=True, attributes=known, splits=splits), by="year")
+
+
+@pytest.mark.parametrize("ask", [lambda stream: stream[0], copy.deepcopy, lambda stream: stream.first(1)])
+def test_features_of_a_stream_with_unlabelled_nodes_may_be_edited(
+    small_graph: eg.Graph, ask: Callable[[eg.TaskStream], eg.Task | eg.TaskStream]
+) -> None:
+    y = torch.where(torch.arange(60) % 5 == 0, -1, small_graph.y)
+    years = {"year": (torch.arange(60) % 2).tolist()}
+    x = small_graph.x
+    graph = eg.make_graph(x.clone(), small_graph.edge_index, y, undirected=True, attributes=years)
+    stream = eg.stream(graph, by="year")
+    train = stream[0].train
+    stream.graph.x.mul_(2)
+    found = ask(stream)
+    task = found if isinstance(found, eg.Task) else found[0]
+    assert torch.equal(task.graph.x, 2 * x[::2])
+    assert torch.equal(task.train, train)
+    assert int((task.graph.y < 0).sum()) == 6
+    stream.graph.y[0] = 1  # it has no part, and would never be learned
+    with pytest.raises(eg.EvergraphError, match="labels were edited, and no longer fit the tasks"):
+        ask(stream)
+
+
+@pytest.mark.parametrize("part", ["train", "val", "test"])
+def test_no_label_may_become_one_of_another_task(small_graph: eg.Graph, part: str) -> None:
+    stream = eg.TaskStream(small_graph, 2)
+    node = int(torch.nonzero(stream._task_of == 0).reshape(-1)[getattr(stream[0], part)[0]])
+    before = int(stream.graph.y[node])
+    stream.graph.y[node] = 1 - before
+    assert int((stream[0].graph.y[getattr(stream[0], part)] == 1 - before).sum()) > 0
+    stream.graph.y[node] = 2
+    with pytest.raises(eg.EvergraphError, match="labels were edited, and no longer fit the tasks"):
+        _ = stream[0]
+    stream.graph.y[node] = before
+    assert torch.equal(stream[0].graph.y, eg.TaskStream(small_graph, 2)[0].graph.y)
+
+
+def test_validation_examples_come_back_with_their_labels() -> None:
+    """Class 2 is only tested in the first year, and trained from the second on: no head scored then can know it."""
+    labels, splits = [0, 1, 0, 1, 2, 0, 2, 1, 0], [0, 0, 1, 1, 2, 0, 0, 0, 1]
+    stream = by_year(labels, splits, [1, 1, 1, 1, 1, 2, 2, 2, 2])
+    assert stream[0].val.tolist() == [2, 3]
+    stream.graph.y[2] = 2
+    assert stream[0].val.tolist() == [3]
+    assert copy.deepcopy(stream)[0].val.tolist() == [3]
+    stream.graph.y[2] = 0
+    assert stream[0].val.tolist() == stream.first(1)[0].val.tolist() == [2, 3]
+
+
+def test_the_hash_of_an_edited_stream_is_unknown() -> None:
+    stream = eg.stream("sbm:nodes=60,classes=4,features=8")
+    assert stream.graph_mark == eg.stream("sbm:nodes=60,classes=4,features=8").graph_mark != ""
+    stream.graph.x[0] += 1
+    assert stream.graph_mark == ""

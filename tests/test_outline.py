@@ -15,6 +15,7 @@ from evergraph.errors import EvergraphWarning
 
 HOW = "in another order or form, with other labels or with others held out"
 SAME = f"are those of task 1, {HOW}; they are learned again and count twice"
+FIX = "if labels were corrected, forget these nodes first, then learn them alone"
 GROWN = "begins with the 60 nodes of task 1, and the 60 examples among these are labelled here too"
 
 silent = pytest.mark.filterwarnings("error:.*of task 1")
@@ -112,7 +113,7 @@ def test_the_same_nodes_in_another_order_or_with_other_labels(change):
     learner = learner_of(graph)
     with pytest.warns(EvergraphWarning, match=SAME) as said:
         learner.learn(taken(graph, nodes, y))
-    assert str(said[0].message).endswith("(if labels were corrected, forget these nodes first)")
+    assert str(said[0].message).endswith(f"({FIX})")
 
 
 @pytest.mark.parametrize("change", ["split", "form"])
@@ -208,8 +209,7 @@ def test_the_command_learns_nothing_twice_unless_told_to(evergraph, tmp_path):
     words = ("--checkpoint", folder, "--hidden", 20, "--device", "cpu")
     assert evergraph("learn", tmp_path / "first.npz", *words)[0] == 0
     order = f"its 60 labelled nodes are those of task 1, {HOW}"
-    fix = "if labels were corrected, forget these nodes first, then learn them alone"
-    for name, said in (("again", f"{order}; {fix}"), ("grown", f"{GROWN}; label new nodes only")):
+    for name, said in (("again", f"{order}; {FIX}"), ("grown", f"{GROWN}; label new nodes only")):
         status, out, error = evergraph("learn", tmp_path / f"{name}.npz", *words)
         assert (status, out, error.count("\n")) == (2, "", 1)
         assert f"{said}, or add --again to count all of them twice" in error
@@ -245,7 +245,7 @@ def test_the_same_nodes_with_other_edges(change):
         learner.evaluate([other])
     with pytest.warns(EvergraphWarning, match=line + "; they are learned again and count twice") as said:
         learner.learn(other)
-    ending = "(to learn them in this form, forget these nodes first)"
+    ending = "(to learn them in this form, forget these nodes first, then learn them alone)"
     assert any(str(one.message).endswith(ending) for one in said)
 
 

@@ -114,6 +114,25 @@ def test_a_stream_makes_the_same_tasks(small_graph: eg.Graph, copied: Copied, ed
         assert_same_task(one.so_far(), other.so_far())
 
 
+def test_a_task_pickled_alone_holds_nothing_of_later_tasks(small_graph: eg.Graph) -> None:
+    wide = eg.make_graph(small_graph.x.repeat(1, 500), small_graph.edge_index, small_graph.y, undirected=True)
+    first = eg.TaskStream(wide, 2)[0]
+    assert len(pickle.dumps(first)) < 1.2 * first.graph.x.numel() * 4  # a third of the stream's nodes
+    assert pickled(first).so_far is copy.deepcopy(first).so_far is None
+    assert copy.copy(first).so_far().mark() == first.so_far().mark()
+
+
+def test_joint_training_keeps_tasks_that_were_pickled_alone(small_graph: eg.Graph) -> None:
+    stream = eg.TaskStream(small_graph, 2)
+    found = []
+    for copied in (lambda task: task, pickled):
+        learner = eg.Learner(eg.GCN(hidden=8), "joint", epochs=3, device="cpu")
+        for task in stream:
+            learner.learn(copied(task))
+        found.append(learner.logits(stream.graph))
+    assert torch.equal(*found)
+
+
 def test_a_stream_of_a_graph_on_disk(small_graph: eg.Graph, tmp_path: Path) -> None:
     stream = eg.TaskStream(read_mapped(write_mapped(small_graph, tmp_path / "folder")), 2)
     for one, other in zip(pickled(stream), stream):

@@ -185,11 +185,11 @@ def test_weights_and_targets_that_are_text_are_numbers_all_the_same(kind: Any, t
             return as_parquet(nodes, tmp_path, "n"), as_parquet(edges, tmp_path, "e")
         return {**nodes, "price": kind(nodes["price"])}, {**edges, "weight": kind(cells)}
 
-    made = eg.from_tables(*tables(["0.5", "1", "1_0"]), label="price", numbers=True, undirected=False, features=["a"])
+    made = eg.from_tables(*tables(["0.5", "1", "1e1"]), label="price", numbers=True, undirected=False, features=["a"])
     assert made.adjacency.values.tolist() == [0.5, 1, 10]
     assert made.y[:3, 0].tolist() == [0.5, 1, 10]
     assert made.y[3:].isnan().all()
-    for wrong in ("-1", "inf", "nan", "heavy", "1,5"):
+    for wrong in ("-1", "inf", "nan", "heavy", "1,5", "1_5", "١٥"):
         nodes, edges = tables(["0.5", wrong, "2"])
         called = "e.parquet" if kind is as_parquet else "the edges of nodes"
         message = f"{called}: row 2 has the weight '{wrong}' in column 'weight'; "
@@ -210,6 +210,20 @@ def test_a_column_of_numbers_as_text_says_how_to_convert_it(cells: list[str]) ->
     assert "columns of text" not in text
     with pytest.raises(eg.EvergraphError, match=rf"'g' \(row {row} holds '{cell}'\) holds numbers as text; convert"):
         eg.from_tables(nodes, ENDS, undirected=True, features=["g"])
+
+
+@pytest.mark.parametrize("cell", ["1_5", "1_0.5", "١٥", "１.5"])
+def test_what_only_python_reads_as_a_number_is_text(cell: str, tmp_path: Path) -> None:
+    """`1_5` is a typing error for 1.5, not the number 15."""
+    rows = "".join(f"n{i},{i},{cell if i == 7 else i}\n" for i in range(9))
+    (tmp_path / "n.csv").write_text(f"id,a,b\n{rows}", encoding="utf-8")
+    text = told(lambda: eg.from_tables(tmp_path / "n.csv", undirected=True))
+    assert f"columns of text are not features: 'b' (line 9 holds {cell!r})" in text
+    with pytest.raises(eg.EvergraphError, match=f"'b' .line 9 holds '{cell}'. holds text, which is no number"):
+        eg.from_tables(tmp_path / "n.csv", label="b", numbers=True)
+    nodes = {**NODES, "b": [cell, *["2"] * (NUMBER - 1)]}
+    with pytest.raises(eg.EvergraphError, match=f"'b' .row 1 holds '{cell}'. holds text, which is no number"):
+        eg.from_tables(nodes, label="b", numbers=True)
 
 
 def test_a_column_of_text_that_may_weigh_edges_is_named() -> None:

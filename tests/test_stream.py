@@ -90,8 +90,8 @@ def test_random_orders(skewed: eg.Graph) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"classes_per_task": 0}, "classes_per_task=0 must be none or a whole number of at least 1"),
-        ({"classes_per_task": -1}, "classes_per_task=-1 must be none or a whole number of at least 1"),
+        ({"classes_per_task": 0}, "classes_per_task=0 must be None or a whole number of at least 1"),
+        ({"classes_per_task": -1}, "classes_per_task=-1 must be None or a whole number of at least 1"),
         ({"classes_per_task": 6}, "classes_per_task=6 is impossible with 5 classes"),
         ({"min_class_size": 0}, "class 'e' has 4 nodes, too few to split 60/20/20; .*min_class_size"),
         ({"min_class_size": 31}, r"no class has 31 nodes or more \(the largest has 30\)"),
@@ -102,7 +102,7 @@ def test_random_orders(skewed: eg.Graph) -> None:
         ({"order": ["a", "e"]}, "unknown class in the order 'e'"),  # too small, so not there
         ({"order": [["a", "b", "b"], ["c"]]}, "class 'b' is given twice"),
         ({"order": ["a", "b", "a"]}, "class 'a' is given twice"),
-        ({"order": [["a"], []]}, "task 1 of the order has no class"),
+        ({"order": [["a"], []]}, "task 2 of the order has no class"),
         ({"order": []}, "the class order is empty"),
         ({"test_graph": "whole"}, "unknown test graph 'whole'; choose one of: task, seen"),
     ],

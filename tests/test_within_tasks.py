@@ -138,6 +138,7 @@ def test_what_is_measured_on_validation_nodes_are_the_decisions_of_heads_without
         differ.append(not torch.allclose(expected, self._solved(model, TRAIN_ONLY)))
         doubt = self.doubt_
         with self.held_out(context):
+            assert self.judge_edges  # a setting, which may be read or saved meanwhile
             self.doubt_ += 1e-9 - self._prediction(model).tolerated  # any edge between tasks is one too many
             graph = context.task.graph
             reading = self._prediction(model).reading(
@@ -149,7 +150,6 @@ def test_what_is_measured_on_validation_nodes_are_the_decisions_of_heads_without
             assert not reading.between_tasks
         self.doubt_ = doubt
         assert doubt < 1
-        assert self.judge_edges
         leave(self, context)
 
     monkeypatch.setattr(eg.Auto, "_leave_nodes", check)

@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import Any
 
 SECTIONS: list[tuple[str, list[str]]] = [
-    ("Start", ["index.md", "quickstart.md", "which-method.md", "concepts.md", "problems.md"]),
+    ("Start", ["index.md", "quickstart.md", "which-method.md", "analytic.md", "concepts.md", "problems.md"]),
     ("Bring your own", ["own-graph.md", "formats.md", "own-model.md", "own-method.md"]),
     (
         "Day to day",
         ["learner.md", "new-data.md", "probabilities.md", "unknown-classes.md", "why.md", "forgetting.md", "model-card.md",
          "runs.md", "clusters.md", "selection.md", "report.md", "loggers.md", "cli.md"],
     ),
-    ("The mathematics", ["curvature.md", "analytic.md", "costs.md"]),
+    ("The mathematics", ["curvature.md", "scaling.md", "costs.md"]),
     ("Methods", ["methods/*.md"]),
     ("Results", ["results.md", "results*.md", "paper*.md", "performance.md"]),
     ("Architecture", ["architecture.md"]),

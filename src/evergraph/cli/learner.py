@@ -229,10 +229,8 @@ def _refuse_again(graph: str, learner: Learner, task: Task, before: LearnedBefor
     gone = f" ({level}s forgotten since: {before.forgotten})" if before.forgotten else ""
     too = ", including what was forgotten" if before.forgotten else ""
     if before.altered is not None:
-        fix = before.way_out(task.graph)
-        if before.altered == task.graph.num_nodes:
-            fix += ", then learn them alone"
-        raise EvergraphError(f"{before.how_altered(task.graph)}; {fix}, or add --again to count all of them twice")
+        said = f"{before.how_altered(task.graph)}; {before.advice(task.graph)}"
+        raise EvergraphError(f"{said}, or add --again to count all of them twice")
     if before.whole or before.examples == before.total:
         where = f"as {tasks}" if before.whole else f"in {tasks}"
         said = f"{graph} was learned already, {where}{gone}; --again learns it again{too}"

@@ -245,7 +245,7 @@ def streams_command(data_root: flags.DataRoot = None, json: flags.Json = False) 
             "problem": dataset.problem,
             "scenario": dataset.scenario,
             "at_hand": dataset.at_hand(data_root),
-            "checked_by": dataset.checked_by,
+            "checked_by": dataset.checked_by if dataset.downloadable else "",
             "about": dataset.about,
         }
         for name, dataset in DATASETS.items()
@@ -258,6 +258,7 @@ def streams_command(data_root: flags.DataRoot = None, json: flags.Json = False) 
         by_class = row["scenario"] in ("class", "task")
         how = [row["problem"], row["scenario"], *([f"{row['classes_per_task']} classes per task"] if by_class else [])]
         how += [f"classes of {row['min_class_size']} examples or more"] if row["min_class_size"] else []
-        at_hand = "yes" if row["at_hand"] else f"download, checked by {row['checked_by']}"
+        missing = f"download, checked by {row['checked_by']}" if row["checked_by"] else "no, and there is no download"
+        at_hand = "yes" if row["at_hand"] else missing
         table.add_row(str(row["name"]), at_hand, f"{row['about']}\n{', '.join(map(str, how))}")
     printing.console().print(table)

@@ -21,12 +21,13 @@ FAINT = 1e-3  # sum of a typical node's edge weights below which its neighbours 
 UNEVEN = 100.0  # a column larger than this times the typical size outweighs the others
 
 
-def as_array(values: Any) -> np.ndarray:
-    """Convert values on any device to a NumPy array of native types."""
+def as_array(values: Any, what: str = "") -> np.ndarray:
+    """Convert values on any device to a NumPy array of native types; `what` names them in messages."""
     try:
         return native(values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values))
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
-        raise EvergraphError(f"{shown(values)} is not an array ({first_line(error)})") from None
+        called = f"{what}: " if what else ""
+        raise EvergraphError(f"{called}{shown(values)} is not an array ({first_line(error)})") from None
 
 
 def native(array: np.ndarray) -> np.ndarray:

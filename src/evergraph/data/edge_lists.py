@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from evergraph.data.numbers_as_text import AS_NUMBERS, WRITTEN, holds_numbers, is_number
+from evergraph.data.numbers_as_text import AS_NUMBERS, WRITTEN, holds_numbers
 from evergraph.data.tables import (
     Columns,
     as_keys,
     check_filled,
     complete_keys,
     index_columns,
+    is_number,
     pick,
     read_table,
     tell_of_index,
@@ -42,7 +43,8 @@ def read_edge_list(
         return np.zeros((2, 0), dtype=np.int64), None
     called = Path(edges).name if isinstance(edges, (str, Path)) else f"the edges of {name}"
     index = [end for pair in (ends, *ENDS) for end in pair if end]
-    table = read_table(edges, called, index, if_empty="; a graph without edges has no edge list (edges=none)")
+    none = "none; in Python None" if isinstance(edges, (str, Path)) else "None"
+    table = read_table(edges, called, index, if_empty=f"; a graph without edges has no edge list (edges={none})")
     weight_column = pick(table, weight, WEIGHTS, "weights", called)
     number = {key: row for row, key in enumerate(keys)}
     if table.is_text and None in ends and all(column in number or is_number(column) for column in table):

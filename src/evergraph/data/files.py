@@ -154,7 +154,7 @@ def _layout(held: set[str]) -> tuple[str, ...]:
         return PLAIN
     if {*ADJACENCY, *ATTRIBUTES, "attr_matrix"} & held:
         return BENCHMARK
-    return MASKED if set(masked_layout.NEEDED) & held else PLAIN
+    return MASKED if "node_features" in held else PLAIN
 
 
 def _from_masked(parts: dict[str, np.ndarray], path: Path, name: str, undirected: bool | None, numbers: bool) -> Graph:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from evergraph.data.edge_lists import WEIGHTS
 from evergraph.data.from_tables import IDS, LABELS, Missing, from_tables
 from evergraph.data.graph import Graph
+from evergraph.data.tables import check_vectors
 from evergraph.data.targets import ClassName
 from evergraph.errors import EvergraphError, shown, tell
 
@@ -62,11 +61,7 @@ def from_networkx(
             "set some, e.g. nx.set_node_attributes(graph, values, 'x')"
         )
     for key, values in columns.items():
-        sizes = [None if value is None else np.shape(value) for value in values]
-        vector = next((place for place, size in enumerate(sizes) if size and len(size) == 1), None)
-        if vector is not None and (odd := [place for place, size in enumerate(sizes) if size != sizes[vector]]):
-            found = " and ".join(f"{_held(sizes[place])} at node {names[place]!r}" for place in (vector, odd[0]))
-            raise EvergraphError(f"{name}: attribute {key!r} is not a vector of one length at every node: {found}")
+        check_vectors(values, f"{name}: attribute {key!r}", "at every node", lambda row: f"at node {names[row]!r}")
     pairs = list(graph.edges(data=True))
     listed: dict[str, Any] = {side: [str(edge[end]) for edge in pairs] for end, side in enumerate(("source", "target"))}
     weighs = weight or next((usual for usual in WEIGHTS if any(usual in known for *_, known in pairs)), None)
@@ -88,12 +83,3 @@ def from_networkx(
         name=name,
         numbers=numbers,
     )
-
-
-def _held(size: tuple[int, ...] | None) -> str:
-    """Say what a node has for a vector, whose shape this is; None if the node has nothing."""
-    if size is None:
-        return "nothing"
-    if not size:
-        return "a number alone"
-    return f"{size[0]} value{'s' * (size[0] != 1)}" if len(size) == 1 else f"an array of shape {size}"

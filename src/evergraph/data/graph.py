@@ -207,6 +207,7 @@ class Graph:
 
     def altered(self, **changes: Any) -> Graph:
         """Return the same graph with some fields changed, without its caches and `mark`."""
+        self.notice_edits()  # an edited graph passes on neither its edges' old transpose nor the files it came from
         kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "mark"}
         if not {"x", "adjacency"}.isdisjoint(changes):
             kept["reopen"] = None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import numpy as np
 
-from evergraph.data.tables import MISSING, Columns
+from evergraph.data.tables import MISSING, Columns, is_number
 
 WRITTEN = re.compile(r"[+-]?(\d+([.,]\d+)?\s?%|\d*,\d+(e[+-]?\d+)?|\d{1,3}([,.'’\s]\d{3})+([.,]\d+)?)", re.IGNORECASE)
 """Numbers as people write them: 1,5 for 1.5, with separators of thousands, or as a percentage."""
@@ -15,20 +14,11 @@ AS_NUMBERS = "write numbers with a decimal point, without separators of thousand
 CONVERT = "convert them, e.g. with pandas.to_numeric, or give each value a column of 0 and 1 if they are codes"
 
 
-def is_number(cell: str | float) -> bool:
-    """Return whether a cell reads as a number."""
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
 def as_numbers(values: np.ndarray) -> np.ndarray | None:
     """Return a column of text as numbers, NaN where missing, as a text file is read; None if a cell is no number."""
     if values.dtype.kind != "O" or values.ndim != 1:
         return None
-    cells = [math.nan if cell.lower() in MISSING else cell for cell in values.tolist()]
+    cells = ["nan" if cell.lower() in MISSING else cell for cell in values.tolist()]
     return np.array([float(cell) for cell in cells]) if all(map(is_number, cells)) else None
 
 

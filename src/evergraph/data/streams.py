@@ -21,13 +21,13 @@ from evergraph.data.division import (
     divided_by_classes,
     divided_by_columns,
     name_of_numbering,
-    validated_where_known,
 )
 from evergraph.data.examples import as_existing_links, narrowed, problem_of, without_held_out_edges
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
 from evergraph.data.negatives import with_negatives
 from evergraph.data.scenarios import SCENARIOS, blurred, find_attribute
+from evergraph.data.task_labels import TaskLabels
 from evergraph.data.tasks import Part, Task, along_training_links, union
 from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError, counted
@@ -89,8 +89,7 @@ class TaskStream(metaclass=Checked):
     ) -> None:
         graph = as_existing_links(as_graph(graph, numbers=about_numbers(problem)))
         TEST_GRAPHS[test_graph].check(graph)  # raises for an unknown name, too
-        self.graph_mark = ""  # hash of the whole graph, set by `stream`
-        self.name = graph.name
+        self.graph_mark, self.name = "", graph.name
         self.seed, self.order = seed, order
         self.classes_per_task, self.min_class_size = classes_per_task, min_class_size
         self.edges_between_tasks, self.test_graph = edges_between_tasks, test_graph
@@ -144,11 +143,9 @@ class TaskStream(metaclass=Checked):
         whole = narrowed(graph, kept) if kept.numel() < graph.num_examples else graph
         class_names = [graph.class_names[position] for position in classes]
         self.graph = whole.altered(y=y[kept], class_names=class_names, on_disk=graph.on_disk)
-        self._task_of, self._part = task_of[kept], part[kept]
-        tasks = int(self._task_of.max()) + 1
-        if graph.has_classes:
-            self._part = validated_where_known(self.graph, self._task_of, self._part)
-        self.tasks_classes = [self._classes_in(self._task_of == task) for task in range(tasks)]
+        self._labels = TaskLabels(self.graph, task_of[kept], part[kept], self.scenario.by_attribute)
+        self._task_of, self._part = self._labels.task_of, self._labels.usable_part(self.graph)
+        self.tasks_classes = self._labels.classes
         self._names = names
         self._token = name_of_numbering(self.graph, self._task_of)
         self._start()
@@ -160,17 +157,11 @@ class TaskStream(metaclass=Checked):
         self._cut_from = Contents(self.graph.tensors())
 
     def _notice_edits(self) -> None:
-        """Drop tasks cut from contents of the graph that have been edited since; raise if labels no longer fit them."""
+        """Drop what was made of contents of the graph that have been edited since; raise if labels no longer fit."""
         if self._cut_from.are_those_of(self.graph.tensors()):
             return
-        if self.graph.has_classes:
-            classes = [self._classes_in(self._task_of == task) for task in range(len(self))]
-            if classes != self.tasks_classes or not bool(self.graph.labelled[self._task_of >= 0].all()):
-                raise EvergraphError(
-                    f"{self.name}: labels were edited, and no longer fit the tasks that the stream was divided into "
-                    "when it was made; make a new stream"
-                )
-            self._part = validated_where_known(self.graph, self._task_of, self._part)
+        self._labels.check(self.graph)
+        self._part, self._graph_mark = self._labels.usable_part(self.graph), ""
         self._start()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -182,16 +173,15 @@ class TaskStream(metaclass=Checked):
         self.__dict__.update(state)
         self._start()
 
-    def _classes_in(self, chosen: Tensor) -> list[int]:
-        """Positions of the classes with training examples among `chosen`.
+    @property
+    def graph_mark(self) -> str:
+        """Hash of the whole graph, set by `eg.stream`; empty if it is not known, or the graph was edited since."""
+        self._notice_edits()
+        return self._graph_mark
 
-        Without classes: the columns known for any of them, or all columns if an attribute defines the tasks.
-        """
-        if not self.graph.has_classes:
-            known = (~self.graph.y[chosen].isnan()).any(0) | self.scenario.by_attribute
-            return torch.nonzero(known).reshape(-1).tolist()
-        y = self.graph.y[chosen & (self._part == 0)]
-        return torch.unique(y[y >= 0]).tolist()
+    @graph_mark.setter
+    def graph_mark(self, mark: str) -> None:
+        self._graph_mark = mark
 
     @property
     def task_names(self) -> list[str]:
@@ -216,7 +206,7 @@ class TaskStream(metaclass=Checked):
         met = sorted({position for classes in self.tasks_classes[:tasks] for position in classes})
         limited = copy.copy(self)
         limited._extent = f"the first {tasks} of {len(self)} tasks"
-        limited._take(self.graph, met, torch.where(known, self._task_of, -1), self._part, self._names)
+        limited._take(self.graph, met, torch.where(known, self._task_of, -1), self._labels.part, self._names)
         return limited
 
     def within_task(self, index: int = 0) -> TaskStream:

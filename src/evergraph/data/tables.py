@@ -6,7 +6,7 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from evergraph.persistence.reading import regular_file
 TABLE_FILES = {".csv", ".tsv", ".parquet"}
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none"))
 """Cells of a text file that stand for a missing number, in any case; in a column of names only an empty cell does."""
-DIGITS = re.compile(r"[+-]?\d[\d_]*")
+DIGITS = re.compile(r"[+-]?[0-9]+")
 PLAIN = re.compile(r"0|-?[1-9][0-9]{0,18}")
 INDEX = re.compile(r"(Unnamed: \d+(\.\d+)?|__index_level_\d+__)?")
 """Names under which pandas writes and reads back an index without a name."""
@@ -94,7 +94,7 @@ class Columns(dict[str, np.ndarray]):
 
 
 def _is_plain(cell: str) -> bool:
-    """Whether a whole number is written as Python writes it (not 007, 1_0 or +1) and fits into 64 bits."""
+    """Whether a whole number is written as Python writes it (not 007 or +1) and fits into 64 bits."""
     return PLAIN.fullmatch(cell) is not None and abs(int(cell)) < 2**63
 
 
@@ -126,7 +126,7 @@ def read_table(table: Any, name: str, index: Sequence[str] = (), if_empty: str =
     columns |= {key: table.index.get_level_values(key) for key in levels if key in index and key not in columns}
     listed = {str(key): _listed(values, f"{name}: column {str(key)!r}") for key, values in columns.items()}
     truth = [key for key, values in listed.items() if is_truth(values)]
-    read = {key: _column(values) for key, values in listed.items()}
+    read = {key: _column(values, f"{name}: column {key!r}") for key, values in listed.items()}
     cells = {key: exact for key, (_, exact) in read.items() if exact is not None}
     found = Columns({key: values for key, (values, _) in read.items()}, cells, truth)
     _check_lengths(found, name, if_empty)
@@ -228,18 +228,25 @@ def _check_separator(rows: Sequence[Sequence[str]], path: Path) -> None:
             )
 
 
+def is_number(cell: str) -> bool:
+    """Whether a cell reads as a number; `1_5` does not, nor do digits of other scripts, though Python reads both."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return cell.isascii() and "_" not in cell
+
+
 def _parsed(cells: list[str]) -> np.ndarray:
     """Parse text cells as whole numbers, else as numbers, which may all be missing, else as text."""
     empty = [cell.lower() in MISSING for cell in cells]
-    try:
-        if not any(empty):
-            return np.array([int(cell) for cell in cells], dtype=np.int64)
-    except (ValueError, OverflowError):
-        pass
-    try:
+    if all(gone or is_number(cell) for cell, gone in zip(cells, empty)):
+        try:
+            if not any(empty):
+                return np.array([int(cell) for cell in cells], dtype=np.int64)
+        except (ValueError, OverflowError):
+            pass
         return np.array([math.nan if gone else float(cell) for cell, gone in zip(cells, empty)])
-    except ValueError:
-        pass
     return np.array(["" if gone else cell for cell, gone in zip(cells, empty)], dtype=object)
 
 
@@ -253,15 +260,41 @@ def _listed(values: Any, name: str) -> Sequence[Any]:
     return listed
 
 
-def _column(listed: Sequence[Any]) -> tuple[np.ndarray, list[str] | None]:
-    """Convert values to numbers, or to text objects with `""` where missing.
+def check_vectors(values: Sequence[Any], what: str, everywhere: str, place: Callable[[int], str]) -> None:
+    """Raise if some values are vectors, but not of one length everywhere; `place` says where one stands, from 0."""
+    held = [_held(value) for value in values]
+    vector = next((row for row, value in enumerate(values) if _is_vector(value)), None)
+    if vector is not None and (odd := [row for row, size in enumerate(held) if size != held[vector]]):
+        found = " and ".join(f"{held[row]} {place(row)}" for row in (vector, odd[0]))
+        raise EvergraphError(f"{what} is not a vector of one length {everywhere}: {found}")
+
+
+def _is_vector(value: Any) -> bool:
+    """Whether a cell holds several values."""
+    return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0
+
+
+def _held(value: Any) -> str:
+    """Say what a cell holds for a vector."""
+    if not _is_vector(value):
+        return "nothing" if is_missing(value) else "text" if isinstance(value, str) else "a number alone"
+    try:
+        size = np.shape(value)
+    except ValueError:
+        return "lists of unequal lengths"
+    return f"{size[0]} value{'s' * (size[0] != 1)}" if len(size) == 1 else f"an array of shape {size}"
+
+
+def _column(listed: Sequence[Any], what: str) -> tuple[np.ndarray, list[str] | None]:
+    """Convert values to numbers, or to text objects with `""` where missing; `what` names the column in messages.
 
     Numbers that NumPy has no type for (decimals, whole numbers beyond 64 bits) come with cells of text, as in a file.
     """
     if not any(isinstance(value, str) for value in listed):
-        if any(isinstance(value, (list, tuple, np.ndarray)) for value in listed):
-            return as_array(listed), None
-        array = as_array([math.nan if is_missing(value) else value for value in listed])
+        if any(map(_is_vector, listed)):
+            check_vectors(listed, what, "in every row", lambda row: f"in row {row + 1}")
+            return as_array(listed, what), None
+        array = as_array([math.nan if is_missing(value) else value for value in listed], what)
         if array.dtype.kind in "fiub":
             return array, None
         if all(isinstance(value, (int, float, Decimal)) or is_missing(value) for value in listed):

@@ -49,8 +49,9 @@ class Task:
         graph: the task's graph; `graph.y` holds positions in `graph.class_names`.
         train: examples (nodes, graphs, links) to train on; `val` and `test` likewise.
         num_classes: number of classes of the whole stream, so that the output layer can have its final size.
-        so_far: returns all tasks up to this one as a single task, if the stream still has them. Only for methods that
-            declare access to all data, such as joint training.
+        so_far: returns all tasks up to this one as a single task, if the stream still has them; None for a task that
+            was pickled alone, without its stream. Only for methods that declare access to all data, such as joint
+            training.
         origin: for a task of a stream: a name for the stream's numbering, and the numbers of the examples in its whole
             graph.
         joined: whether tasks of the stream contain examples of earlier ones.
@@ -75,8 +76,14 @@ class Task:
     _marked: Contents | None = field(default=None, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled and copied: not the hash, since an edit of the copy could not be told from it."""
-        return {**self.__dict__, "_mark": "", "_marked": None}
+        """Return what is pickled and deeply copied: the task alone, not its stream, which holds later tasks too.
+
+        Nor the hash, since an edit of the copy could not be told from it.
+        """
+        return {**self.__dict__, "so_far": None, "_mark": "", "_marked": None}
+
+    def __copy__(self) -> Task:
+        return replace(self)  # it has the same stream
 
     @property
     def class_names(self) -> list[ClassName]:
@@ -154,7 +161,7 @@ class Task:
             graph, _, part = with_negatives(graph, task_of, part, seed)
         train, val, test = (torch.nonzero(part == number).reshape(-1) for number in range(3))
         if not train.numel():
-            raise EvergraphError(f"{graph.name}: no {graph.level} to train on has a target; give some of them one")
+            raise EvergraphError(f"{graph.name}: none of the training {graph.level}s has a target")
         known, graph = along_training_links(graph, train, torch.cat([val, test]))
         columns = list(range(graph.num_classes))
         return cls(index, columns, graph, train, val, test, graph.num_classes, link_edges=known)

@@ -128,12 +128,12 @@ class LearnedBefore:
         too = f"the {self.examples} examples among these are labelled here too"
         return f"{graph.name} begins with the {self.altered} nodes of {tasks}, and {too}"
 
-    def way_out(self, graph: Graph) -> str:
+    def advice(self, graph: Graph) -> str:
         """Say what to do instead of learning altered data."""
         if self.altered != graph.num_nodes:
             return "label new nodes only"
         what = "if labels were corrected" if self.same_edges else "to learn them in this form"
-        return f"{what}, forget these nodes first"
+        return f"{what}, forget these nodes first, then learn them alone"
 
 
 def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> LearnedBefore | None:

@@ -378,8 +378,7 @@ def _once_more(task: Task, before: LearnedBefore) -> str:
     if before.whole:
         return f"{task.graph.name}: this very task was learned already, as {tasks}; it is learned again{gone}"
     if before.altered is not None:
-        fix = before.way_out(task.graph)
-        return f"{before.how_altered(task.graph)}; they are learned again and count twice ({fix})"
+        return f"{before.how_altered(task.graph)}; they are learned again and count twice ({before.advice(task.graph)})"
     return (
         f"{task.graph.name}: {before.examples} of {before.total} training {level}s were learned already, in "
         f"{tasks}; they are learned again{gone}"

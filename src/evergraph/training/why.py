@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Amount = tuple[Any, float]
 """A name, and the amount that it adds to the logit."""
 READ_BY = {
-    "head": "the head itself, on edges weighed by the vote of all depths",
-    "vote": "a vote of all depths, on edges weighed by it",
+    "head": "the head itself",
+    "vote": "a vote of all depths",
     "other": "the head that decides on such graphs",
 }
 """What reads a graph with edges between tasks, in words."""
@@ -49,8 +49,8 @@ class Explanation:
         features: amount added by each feature, summed over all nodes, largest first.
         shares: where probabilities are smoothed, the part of `probability` that comes from each node.
         between_tasks: whether edges between tasks were found.
-        decides: the head that decides then: `head` itself or the `vote` of all depths, both on judged edges, or an
-            `other` one.
+        decides: the head that decides: `head` itself, the `vote` of all depths or an `other` one.
+        judged: share of the features that it reads over judged edges.
     """
 
     node: Any
@@ -65,6 +65,7 @@ class Explanation:
     shares: list[Amount] | None
     between_tasks: bool
     decides: str
+    judged: float
 
     @property
     def quantity(self) -> str:
@@ -98,8 +99,16 @@ class Explanation:
             parts = ", ".join(f"{name} {part:.2g}" for name, part in self.shares[:most])
             lines.append(f"  its probability is mixed with its neighbours': {parts}")
         if self.between_tasks:
-            lines.append(f"  edges between tasks were found: read by {READ_BY[self.decides]}")
+            lines.append(f"  edges between tasks were found: read by {READ_BY[self.decides]}{self._over}")
         return "\n".join(lines)
+
+    @property
+    def _over(self) -> str:
+        """Over which edges it reads, in words; empty if as they are."""
+        if not self.judged:
+            return ""
+        vote = "it" if self.decides == "vote" else "the vote of all depths"
+        return f", {'partly ' if self.judged < 1 else ''}on edges weighed by {vote}"
 
     def __str__(self) -> str:
         return self.text()
@@ -172,6 +181,7 @@ def why(
         shares=None if found.shares is None or probability is None else _parts(ids, found.shares, probability),
         between_tasks=found.between_tasks,
         decides=found.decides,
+        judged=found.judged,
     )
 
 

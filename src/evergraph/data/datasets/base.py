@@ -66,6 +66,11 @@ class Dataset(metaclass=Checked):
         return path is None or (find_data_root(data_root) / path).exists()
 
     @property
+    def downloadable(self) -> bool:
+        """Whether it is downloaded if its files are missing. See `OfficialGraph.downloadable`."""
+        return bool(getattr(getattr(self.load, "__self__", None), "downloadable", True))
+
+    @property
     def checked_by(self) -> str:
         """What a download is compared with; empty if nothing is downloaded. See `OfficialGraph.checked_by`."""
         return str(getattr(getattr(self.load, "__self__", None), "checked_by", ""))

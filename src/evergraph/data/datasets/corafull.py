@@ -31,6 +31,6 @@ DATASETS.register(
         CORAFULL_KNN.load,
         classes_per_task=9,
         min_class_size=151,
-        about="CoraFull's edges and labels with 128 spectral features; from a data root only",
+        about="CoraFull's edges and labels; 128 spectral coordinates of a nearest-neighbour graph of its words",
     )
 )

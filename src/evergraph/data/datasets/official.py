@@ -47,6 +47,11 @@ class OfficialGraph:
     files: Mapping[str, Published] = field(default_factory=dict)
 
     @property
+    def downloadable(self) -> bool:
+        """Whether it has a public address."""
+        return bool(self.url or self.files)
+
+    @property
     def checked_by(self) -> str:
         """What a download is compared with: the `hash` of the file, its `content`, or the `first download`."""
         if self.sha256 or (self.files and all(file.sha256 for file in self.files.values())):
@@ -63,7 +68,7 @@ class OfficialGraph:
         if path.exists():
             check_listed(base, path)
             return self._read(path)
-        if not self.url and not self.files:
+        if not self.downloadable:
             raise EvergraphError(
                 f"{self.name}: no file {path}; set --data-root or EVERGRAPH_DATA to the folder that has it"
             )

@@ -36,7 +36,7 @@ from evergraph.problems.base import Problem
 RIDGES = (0.05, 0.2, 1.0)
 SCORES = "closed form: scores of all nodes"  # in a graph's cache, with the key of the prediction they come from
 FEW = 0.02  # share of edges between tasks, beyond that found in training graphs, that is always tolerated
-PER_COST = 1.5  # share of them that is tolerated besides, for each node that the other way of deciding costs
+PER_COST = 1.5  # further share tolerated per unit of `_cost_elsewhere`
 HELD_OUT = "the head that has not learned from the validation nodes"  # in a context's cache
 
 
@@ -114,6 +114,7 @@ class Analytic(MovingEncoder, TwoForms):
     doubt_: float = state(float)  # largest share of a task's own edges that is mistaken for edges between tasks
     _rounding: ClassVar[float] = 0.0  # set per instance: machine epsilon of the head's type
     _numbers: ClassVar[bool] = False  # set per instance: whether targets are numbers
+    _measuring: ClassVar[bool] = False  # set per instance: whether `held_out` has replaced the head
 
     # learning
 
@@ -161,7 +162,7 @@ class Analytic(MovingEncoder, TwoForms):
         self.solve_ahead(self._final_head_requests(model, learned) if in_blocks else [HeadRequest([ridge], learned)])
         final = self._solved(model, learned) if in_blocks else self.solve([ridge], learned)[0]
         if in_blocks:
-            self.vote_ = {head_name(model, head): self._vote(model, ridge, learned, final).to(head.dtype)}
+            self.vote_ = {head_name(model, head): self._vote(model, learned, final).to(head.dtype)}
             self._write_elsewhere(model)
             final = self._refined(model, final, learned)
         head.copy_(self._prior_corrected(final))
@@ -282,7 +283,7 @@ class Analytic(MovingEncoder, TwoForms):
 
     def _choose_voting(self, context: Context, head: Tensor) -> None:
         """Count the nodes that the vote, solved from the training nodes alone, corrects and breaks."""
-        self._count_voting(context, head, self._vote(context.model, self.chosen_ridge(), TRAIN_ONLY, head))
+        self._count_voting(context, head, self._vote(context.model, TRAIN_ONLY, head))
 
     def _count_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
         """Count the nodes that a vote corrects and breaks in place of a head."""
@@ -301,14 +302,14 @@ class Analytic(MovingEncoder, TwoForms):
             self.blocks_ = [depth > 0 or not any(depths) for depth in depths]
         return rows_of(block_of_row, self.blocks_)
 
-    def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
+    def _vote(self, model: GraphModel, parts: Sequence[str], head: Tensor) -> Tensor:
         """Return the sum of the head and of one head on the blocks of each depth below the deepest that it reads."""
         depths, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
         deepest = max(depth for depth, read in zip(depths, self.blocks_) if read)
         total = head.clone()
         for depth in sorted({depth for depth in depths if depth < deepest}):
             rows = rows_of(block_of_row, [other == depth for other in depths])
-            total += self.solve([ridge], parts, rows)[0]
+            total += self.solve([self.chosen_ridge()], parts, rows)[0]
         return total
 
     def _prediction(self, model: GraphModel) -> BlockPrediction:
@@ -326,9 +327,9 @@ class Analytic(MovingEncoder, TwoForms):
             feature_scores=whole[2],  # type: ignore[arg-type]
             temperature=self.temperature,
             smoothing=share,
-            judges=self.judge_edges and len({task for task in self.task_of_unit_ if task >= 0}) > 1,
+            judges=self.judge_edges and not self._measuring and len({*self.task_of_unit_} - {-1}) > 1,
             tolerated=FEW + self.doubt_ + PER_COST * self._cost_elsewhere(),
-            elsewhere=Way(vote, 2) if self.votes_ else Way(head, 0 if share else 1, share),
+            elsewhere=Way(vote, 2, name="vote") if self.votes_ else Way(head, 0 if share else 1, share, name="head"),
         )
 
     def _cost_elsewhere(self) -> float:
@@ -397,17 +398,17 @@ class Analytic(MovingEncoder, TwoForms):
     def held_out(self, context: Context) -> Iterator[None]:
         """Replace the final head, within the context, by one that has not learned from the validation nodes.
 
-        The task's own graph has no edges between tasks, so none is judged and this head decides.
+        Meanwhile no edge is judged, and this head decides: the others have learned from them.
         """
         _, head = linear_head(context.model)
-        final, judges = head.detach().clone(), self.judge_edges
+        final = head.detach().clone()
         try:
             head.data.copy_(context.cache[HELD_OUT])
-            self.judge_edges = False
+            self.__dict__["_measuring"] = True
             yield
         finally:
             head.data.copy_(final)
-            self.judge_edges = judges
+            self.__dict__["_measuring"] = False
 
     @capability(rests_on=("_add", "add_to_sums", "predict"))
     def strangeness(self, view: View) -> Tensor:

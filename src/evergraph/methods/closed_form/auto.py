@@ -17,21 +17,22 @@ from evergraph.methods.closed_form.between_tasks import BetweenTasks
 from evergraph.methods.closed_form.block_sets import (
     MIXED,
     blend_shares,
-    cheapest_near,
     first_near,
     head_sets,
     leader,
     own_sets,
+    still_open,
 )
 from evergraph.methods.closed_form.prior import Prior, log_worth, seen_in_several_tasks
 from evergraph.methods.closed_form.sums import HeadRequest
 from evergraph.methods.closed_form.trial import AT_FIRST
-from evergraph.methods.closed_form.two_forms import TRAIN_ONLY
+from evergraph.methods.closed_form.two_forms import PARTS, TRAIN_ONLY
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
 
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
 FEW_MISSES = 0.01  # share of misclassified validation nodes up to which the best set is used alone
+HARDLY = 0.02  # share of the validation nodes: a smaller gain is not worth the room of further sets
 
 
 @METHODS.register
@@ -45,9 +46,9 @@ class Auto(BetweenTasks):
     on the training nodes so far, with the ridge that explains most about the validation nodes of all tasks (`ridges`),
     and tried on the task's validation nodes. Hits are added up over the tasks, and the heads of the sets near the one
     with most hits are blended (`blended`); the next task may change which these are. Once the sums of all sets take
-    more than an eighth of the budget (a quarter at the first task), the cheapest set within a standard error of the
-    leader is kept besides `smooth`, and the other blocks are dropped for good. Graphs with edges between tasks are
-    predicted differently (`elsewhere`).
+    more than an eighth of the budget (a quarter at the first task), sets that are behind, could hardly gain anything
+    or would not fit are dropped for good (`_worth_keeping`). Graphs with edges between tasks are predicted differently
+    (`elsewhere`).
 
     Decisions aim at AP, in which all tasks count equally (`prior`). The sums weight classes by their size, so the
     logits of a class are raised by the logarithm of what a hit in it counts over what the class weighs.
@@ -122,21 +123,35 @@ class Auto(BetweenTasks):
     def _worth_keeping(
         self, layout: Layout, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int
     ) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
-        """Return one set for the head, one for own features, and `smooth`, which may be needed again on any graph.
+        """Return the sets that may turn out to be the best, as far as they fit, and `smooth`, which any graph may need.
 
-        Own features may use linear blocks that are wider than random ones only if the head reads them too.
+        What is dropped is lost for good, and the first tasks say little. So of the sets that are still open only those
+        are dropped whose sums would not fit with another task, the widest first. Always kept are the cheapest for the
+        head, and one for own features that is no wider than a random block or reads what the head reads.
         """
-        sets, widths, every, hits = {**for_own, **for_head}, layout.widths, (for_head, for_own), self.set_hits_
+        sets, widths, hits = {**for_own, **for_head}, layout.widths, self.set_hits_
         cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
-        for_head = _only(for_head, cheapest_near(hits, list(for_head), cost, validated))
-        if for_own:
+        head = still_open(hits, list(for_head), cost, validated, HARDLY)
+        kept = [name for name in (MIXED, head[0]) if name in sets]
+        own = still_open(hits, list(for_own), cost, validated, HARDLY) if for_own else []
+        if own:
             room = max((w for w, block in zip(widths, layout.present) if not block.linear), default=0)
-            free = [read or w <= room for w, read in zip(widths, *for_head.values())]
+            free = [read or w <= room for w, read in zip(widths, sets[head[0]])]
             cheap = [name for name, blocks in for_own.items() if all(f for f, read in zip(free, blocks) if read)]
-            for_own = _only(for_own, first_near(hits, cheap or list(for_own), validated))
-        self.set_hits_ = {name: self.set_hits_[name] for name in {MIXED: [], **for_own, **for_head} if name in sets}
-        for_head, for_own = ({n: read for n, read in some.items() if n in self.set_hits_} for some in every)
-        return for_head, for_own
+            kept.append(first_near(hits, cheap or list(for_own), validated))
+        for name in sorted({*head, *own} - {*kept}, key=lambda name: (cost[name], name)):
+            read = [any(blocks) for blocks in zip(*(sets[each] for each in [*kept, name]))]
+            if self._would_fit(1 + sum(w for w, needed in zip(widths, read) if needed)):
+                kept.append(name)
+        self.set_hits_ = {name: self.set_hits_[name] for name in dict.fromkeys(kept)}
+        left = [{name: read for name, read in some.items() if name in kept} for some in (for_head, for_own)]
+        return left[0], left[1]
+
+    def _would_fit(self, width: int) -> bool:
+        """Return whether the sums over `width` features would fit the budget with another task like those so far."""
+        nodes = {part: self._rows(part) * (self.tasks_ + 2) // (self.tasks_ + 1) for part in PARTS}
+        size = max((part.element_size() for part in self.factor_.values()), default=8)
+        return self._bytes(width, nodes, size) <= self.budget()
 
     def _lead(self, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int) -> None:
         """Choose the head's leading set, the sets near it to blend, and the first near the best for own features."""
@@ -204,8 +219,3 @@ class Auto(BetweenTasks):
             fold = self._narrow(context.model, read, layout.linear_width)
             context.cache[HELD_OUT] = fold(context.cache[HELD_OUT], 0)
             context.task.graph.cache.clear()  # it holds features of dropped blocks
-
-
-def _only(sets: dict[str, list[bool]], name: str) -> dict[str, list[bool]]:
-    """Return a dictionary with the named set only."""
-    return {name: sets[name]}

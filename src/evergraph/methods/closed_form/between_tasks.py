@@ -63,7 +63,7 @@ class BetweenTasks(OnTrial):
         _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
         return {name: rows_of(block_of_row, blocks) for name, blocks in sets.items()}
 
-    def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
+    def _vote(self, model: GraphModel, parts: Sequence[str], head: Tensor) -> Tensor:
         """Return the vote that decides and judges edges: the logits of every voice are raised like those of a head."""
         voices = BESIDE_VOICES if self._voting() == BESIDE else len(self.voices(model))
         vote = self._ways(model, parts, head)[self._voting()].clone()
@@ -298,7 +298,7 @@ class BetweenTasks(OnTrial):
         prediction, way = super()._prediction(model), self.elsewhere()
         head, judge = (next(iter(self.elsewhere_.get(each, {}).values()), None) for each in (way, JUDGE))
         if head is None:
-            return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2, own=judge))
+            return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2, own=judge, name="vote"))
         informative, share = self._own_features_informative(), best_share(self.smoothing_elsewhere_, self.smoothing)
         if way == OWN or not informative:
             head = head * self._log_worth().exp().to(head)  # the ridge explains most, so scores are probabilities

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,10 @@ ROUNDS = 5  # of smoothing
 MISLED = 0.1  # share of the edges the vote finds within tasks, from which on it is misled if own features find fewer
 
 
+Decides = Literal["head", "vote", "other"]
+"""Which head reads a graph: the head itself, the vote of all depths, or another one."""
+
+
 class Way(NamedTuple):
     """How nodes of a graph with edges between tasks are predicted.
 
@@ -44,6 +48,7 @@ class Way(NamedTuple):
         own: head on own features that judges edges first where the vote is misled (`first_judged`); None for none.
         unjudged: share of the features of the unweighted graph beside those over judged edges; 0 for the latter alone,
             1 if no edge is judged.
+        name: which head it is.
     """
 
     head: Tensor
@@ -51,6 +56,7 @@ class Way(NamedTuple):
     smoothing: float = 0.0
     own: Tensor | None = None
     unjudged: float = 0.0
+    name: Decides = "other"
 
     def smoothing_over_all(self, share: float) -> float:
         """Return the neighbours' share where probabilities are smoothed over all edges, `share` of them between tasks.
@@ -74,6 +80,8 @@ class Reading(NamedTuple):
         smoothed_over: the edges over which probabilities are smoothed; None if they are not.
         smoothing: share of the neighbours' probabilities.
         between_tasks: whether edges between tasks were found, and `elsewhere` says how the graph is read.
+        decides: which head it is.
+        judged: share of the features that were computed over judged edges.
     """
 
     head: Tensor
@@ -81,7 +89,9 @@ class Reading(NamedTuple):
     over: list[tuple[SparseMatrix, float]]
     smoothed_over: SparseMatrix | None
     smoothing: float
-    between_tasks: bool
+    between_tasks: bool = False
+    decides: Decides = "head"
+    judged: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -162,7 +172,7 @@ class BlockPrediction:
         weighted, share = self.judge(adjacency, features, joining) if self.judges else (adjacency, 0.0)
         if share <= self.tolerated:
             smoothed = adjacency if self.smoothing else None
-            return Reading(self.head, features, [(adjacency, 1.0)], smoothed, self.smoothing, False)
+            return Reading(self.head, features, [(adjacency, 1.0)], smoothed, self.smoothing)
         way, unweighted, over = self.elsewhere, features, [(adjacency, 1.0)]
         judges = [self.feature_scores(features, judge) for judge in way.own_heads()]
         weighted = self.first_judged(adjacency, weighted, share, judges, joining)
@@ -177,7 +187,8 @@ class BlockPrediction:
             shares = [(weighted, 1 - way.unjudged), (adjacency, way.unjudged)]
             over = [(edges, own) for edges, own in shares if own]
             smoothed, smoothing = adjacency, way.smoothing_over_all(share)
-        return Reading(way.head, features, over, smoothed if smoothing else None, smoothing, True)
+        judged = 1 - way.unjudged if way.judgements else 0.0
+        return Reading(way.head, features, over, smoothed if smoothing else None, smoothing, True, way.name, judged)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Return the softmax over the units in use."""

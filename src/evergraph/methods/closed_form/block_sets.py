@@ -117,9 +117,18 @@ def blend_shares(counts: Mapping[str, int], names: Sequence[str], validated: int
     return {name: each / sum(odds.values()) for name, each in odds.items()}
 
 
-def cheapest_near(counts: Mapping[str, int], names: Sequence[str], cost: Mapping[str, int], validated: int) -> str:
-    """Return the cheapest set near the leader."""
-    return min(near_leader(counts, names, validated), key=lambda name: (cost[name], -counts[name]))
+def still_open(
+    counts: Mapping[str, int], names: Sequence[str], cost: Mapping[str, int], validated: int, hardly: float
+) -> list[str]:
+    """Return the sets that may turn out to be the best: those near the leader, the cheapest first.
+
+    If the leader is ahead of the cheapest by no more than the share `hardly` of the validation nodes, a standard error
+    included, the others could hardly gain anything: then it is the cheapest alone.
+    """
+    near = sorted(near_leader(counts, names, validated), key=lambda name: (cost[name], -counts[name]))
+    best, found = counts[leader(counts, names)], counts[near[0]]
+    gain = best - found + max(2 * validated - best - found, 1) ** 0.5
+    return near[:1] if gain <= hardly * validated else near
 
 
 def first_near(counts: Mapping[str, int], names: Sequence[str], validated: int) -> str:

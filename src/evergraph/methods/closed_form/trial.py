@@ -1,9 +1,9 @@
 """Linear blocks on trial: sets that read them are tried by products between nodes, before the features are computed.
 
-If the sums of all sets would exceed their share of the budget, the first task keeps one set and drops the other
-blocks. Blocks of thousands of words are seldom kept, and their nodes × words matrices would take most of a first task's
-memory and much of its time. While there are fewer nodes than features, the hits of a head follow from products between
-nodes (`factored`), which for linear blocks cost next to nothing (`linear_products`).
+If the sums of all sets would exceed their share of the budget, the first task drops sets (`_worth_keeping`). Blocks of
+thousands of words are seldom kept, and their nodes × words matrices would take most of a first task's memory and much
+of its time. While there are fewer nodes than features, the hits of a head follow from products between nodes
+(`factored`), which for linear blocks cost next to nothing (`linear_products`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,11 +12,9 @@ from evergraph.core.capabilities import capable
 from evergraph.core.features import with_self_loops
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import View
-from evergraph.methods.closed_form.block_prediction import BlockPrediction, Reading
+from evergraph.methods.closed_form.block_prediction import BlockPrediction, Decides, Reading
 from evergraph.methods.closed_form.columns import as_outputs
 from evergraph.models.score_pieces import Piece
-
-Decides = Literal["head", "vote", "other"]
 
 
 @dataclass
@@ -32,8 +29,8 @@ class Reasons:
         by_node: the contribution of each of these nodes, over all features.
         by_feature: the contribution of each feature, over all nodes.
         between_tasks: whether edges between tasks were found.
-        decides: the head that decides then: `head` itself or the `vote` of all depths, both on judged edges, or an
-            `other` one.
+        decides: the head that decides: `head` itself, the `vote` of all depths or an `other` one.
+        judged: share of the features that it reads over judged edges.
         shares: if probabilities are smoothed, nodes and their parts of the class's probability before calibration.
     """
 
@@ -45,6 +42,7 @@ class Reasons:
     by_feature: Tensor
     between_tasks: bool = False
     decides: Decides = "head"
+    judged: float = 0.0
     shares: tuple[Tensor, Tensor] | None = field(default=None)
 
 
@@ -92,9 +90,7 @@ def reasons(
     )
     if whole is not None:
         prediction, reading = whole
-        found.between_tasks = reading.between_tasks
-        heads: dict[Decides, Tensor] = {"head": prediction.head, "vote": prediction.vote}
-        found.decides = next((name for name, known in heads.items() if known is reading.head), "other")
+        found.between_tasks, found.decides, found.judged = reading.between_tasks, reading.decides, reading.judged
         found.shares = _shares(prediction, reading, node, units[0])
     return found
 
