@@ -87,15 +87,15 @@ def test_evaluation() -> None:
     assert found.ap == 50
     assert found.af == average_forgetting(M)
     assert str(found).splitlines()[-1] == "AP 50.00   AF -45.00"
-    assert str(found).splitlines()[1].split() == ["0", "30.0", "90.0", "a"]
+    assert str(found).splitlines()[1].split() == ["1", "30.0", "90.0", "a"]
 
 
 def test_errors_are_printed_with_as_many_places_as_their_size_takes() -> None:
     error = {"higher_is_better": False, "unit": ""}
     found = Evaluation([0.42, 0.38], [0.38, None], ["a", "b"], **error)
     first, second, means = (line.split() for line in str(found).splitlines()[1:])
-    assert first == ["0", "0.420", "0.380", "a"]
-    assert second == ["1", "0.380", "–", "b"]
+    assert first == ["1", "0.420", "0.380", "a"]
+    assert second == ["2", "0.380", "–", "b"]
     assert means == ["AP", "0.400", "AF", "-0.040"]
     large = str(Evaluation([12345.6, 7.0], [None, None], ["a", "b"], **error))
     assert [line.split()[1] for line in large.splitlines()[1:3]] == ["12346", "7"]

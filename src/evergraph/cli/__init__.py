@@ -73,11 +73,14 @@ class _Command(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Name a flag and its opposite in one column: another one would leave too little room for the texts."""
-        for param in self.params:
+        names = [(param, param.opts, param.secondary_opts) for param in self.params]
+        for param, opts, secondary in names:
             if param.default is None:  # else typer calls the default by these names
-                opposites = [f" {name}" for name in param.secondary_opts]  # a line may break at the space
-                param.opts, param.secondary_opts = [*param.opts, *opposites], []
+                opposites = [f" {name}" for name in secondary]  # a line may break at the space
+                param.opts, param.secondary_opts = [*opts, *opposites], []
         super().format_help(ctx, formatter)
+        for param, opts, secondary in names:  # the next call of the command, in this process, parses by them
+            param.opts, param.secondary_opts = opts, secondary
 
 
 class _Group(TyperGroup):
