@@ -13,7 +13,6 @@ from evergraph.core.capabilities import capable
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context
 from evergraph.methods.closed_form.analytic import HELD_OUT
-from evergraph.methods.closed_form.between_tasks import BetweenTasks
 from evergraph.methods.closed_form.block_sets import (
     MIXED,
     blend_shares,
@@ -27,6 +26,7 @@ from evergraph.methods.closed_form.prior import Prior, log_worth, seen_in_severa
 from evergraph.methods.closed_form.sums import HeadRequest
 from evergraph.methods.closed_form.trial import AT_FIRST
 from evergraph.methods.closed_form.two_forms import PARTS, TRAIN_ONLY
+from evergraph.methods.closed_form.within_tasks import WithinTasks
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
 
@@ -37,7 +37,7 @@ HARDLY = 0.02  # share of the validation nodes: a smaller gain is not worth the 
 
 @METHODS.register
 @dataclass(repr=False)
-class Auto(BetweenTasks):
+class Auto(WithinTasks):
     """`analytic` that also chooses, along the stream, which blocks of features the head reads.
 
     Graphs differ in how informative a node's neighbours are, and how. Where edges mostly join nodes of one class, a

@@ -1,8 +1,7 @@
 """What decides on a graph whose edges join tasks: own features, a vote, or nodes mixed with their neighbours.
 
 In a task's own graph, by which heads are measured, neighbours give the task away. Where edges join tasks they mislead,
-so other heads than the one with most hits may be better there. The same heads tell the classes of one task apart well
-on any graph (`_refined`).
+so other heads than the one with most hits may be better there.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Params
@@ -25,13 +23,11 @@ from evergraph.methods.closed_form.smoothing import best_share
 from evergraph.methods.closed_form.sums import HeadRequest
 from evergraph.methods.closed_form.trial import OnTrial
 from evergraph.methods.closed_form.two_forms import PARTS, TRAIN_ONLY
-from evergraph.methods.closed_form.within_tasks import with_class_differences
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 
 VOICES, BESIDE = "vote", "beside"  # the vote of all depths, and the vote of the head, own features and this vote
 UNJUDGED = 1 / 3  # share of the features of the unweighted graph where mixed nodes decide
-WITHIN_TASKS = 0.5  # share of the head in telling the classes of one task apart, where other heads have a say
 BESIDE_VOICES = 3  # in the vote `BESIDE`
 JUDGE = "judge"  # where the vote decides: the head on own features that judges edges first if the vote is misled
 INFORMATIVE = 0.02  # share of the validation nodes' variance above which own features are informative
@@ -43,7 +39,7 @@ WELL_EXPLAINED = 0.5  # share above which their voice in the vote weighs more th
 
 @dataclass(repr=False)
 class BetweenTasks(OnTrial):
-    """Chooses what decides on graphs whose edges join tasks (`elsewhere`), and helps the head within tasks.
+    """Chooses what decides on graphs whose edges join tasks (`elsewhere`).
 
     A subclass defines what counts in a decision (`_log_worth`).
     """
@@ -65,8 +61,9 @@ class BetweenTasks(OnTrial):
 
     def _vote(self, model: GraphModel, parts: Sequence[str], head: Tensor) -> Tensor:
         """Return the vote that decides and judges edges: the logits of every voice are raised like those of a head."""
-        voices = BESIDE_VOICES if self._voting() == BESIDE else len(self.voices(model))
-        vote = self._ways(model, parts, head)[self._voting()].clone()
+        beside = self._voting() == BESIDE
+        voices = BESIDE_VOICES if beside else len(self.voices(model))
+        vote = self._beside(model, parts, head) if beside else self._vote_of_voices(model, parts)
         vote[-1] += voices * self.temperature * self._log_worth().to(vote)
         return vote
 
@@ -142,18 +139,23 @@ class BetweenTasks(OnTrial):
     def _ways(self, model: GraphModel, parts: Sequence[str], head: Tensor) -> dict[str, Tensor]:
         """Return the ways: heads that may decide where edges join tasks, by name, solved from the sums of `parts`.
 
-        The given head is solved from the same sums. The voices are heads on nodes mixed with their neighbours, two
-        steps and one, and on their own features.
+        The given head is solved from the same sums.
         """
-        voices = self._solved_voices(model, parts)
-        together = self._weighted(model, voices)
-        ways = {VOICES: together, MIXED: voices[0]}
-        if not self._own_features_informative():
-            ways[MIXED] = self._mixed_head(model, parts)
+        informative = self._own_features_informative()
+        mixed = self._solved_voices(model, parts)[0] if informative else self._mixed_head(model, parts)
+        ways = {VOICES: self._vote_of_voices(model, parts), MIXED: mixed}
         if self.own_:
-            own = self.solve(*self._own_request(model, parts))[0]
-            ways |= {OWN: own, BESIDE: head + own + together / len(voices)}
+            ways |= {OWN: self._own_head(model, parts), BESIDE: self._beside(model, parts, head)}
         return ways
+
+    def _own_head(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
+        """Return the head on own features alone."""
+        return self.solve(*self._own_request(model, parts))[0]
+
+    def _beside(self, model: GraphModel, parts: Sequence[str], head: Tensor) -> Tensor:
+        """Return the vote of the head, own features and the mean of the voices."""
+        together = self._vote_of_voices(model, parts) / len(self.voices(model))
+        return head + self._own_head(model, parts) + together
 
     def _solved_voices(self, model: GraphModel, parts: Sequence[str]) -> list[Tensor]:
         """Return the heads that the vote adds up, solved from the sums of `parts`."""
@@ -161,43 +163,13 @@ class BetweenTasks(OnTrial):
         self.solve_ahead(wanted)
         return [self.solve(*voice)[0] for voice in wanted]
 
-    def _weighted(self, model: GraphModel, voices: Sequence[Tensor]) -> Tensor:
-        """Return the vote of the voices."""
-        return torch.stack([weight * voice for weight, voice in zip(self._voice_weights(model), voices)]).sum(0)
+    def _vote_of_voices(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
+        """Return the weighted sum of the voices.
 
-    # within tasks
-
-    def _refined(self, model: GraphModel, head: Tensor, parts: Sequence[str]) -> Tensor:
-        """Return the head with a say for other heads in the differences between the classes of one task.
-
-        The head has the set of blocks with most hits, most of which decide between tasks, by what neighbours reveal.
-        The heads that decide where edges join tasks do not rely on that, and are at least as good at telling the
-        classes of a task apart. Each is stretched to probabilities in units of the head's scores.
+        One reads nodes mixed with their neighbours two steps away, one those one step away, and one own features.
         """
-        trained = self._beside_within(model, TRAIN_ONLY)
-        factors = [self._stretch(each, rows) / self.stretch_ for each, rows in trained]
-        if not factors:
-            return head
-        stretched = [factor * each for factor, (each, _) in zip(factors, self._beside_within(model, parts))]
-        told = torch.lerp(torch.stack(stretched).mean(0), head, WITHIN_TASKS)
-        tasks = torch.tensor(self.task_of_unit_, device=head.device)
-        return with_class_differences(head, told, pad(tasks, (0, head.size(1) - tasks.numel()), value=-1))
-
-    def _beside_within(self, model: GraphModel, parts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
-        """Return the heads that tell classes of a task apart beside the head itself, and the features that each reads.
-
-        They are solved from the sums of `parts`: own features where they or the vote decide where edges join tasks,
-        and the vote of the voices where the vote does.
-        """
-        way, found = self.elsewhere(), list[tuple[Tensor, Tensor]]()
-        if way in (VOICES, OWN):
-            own = self._own_request(model, parts)
-            found.append((self.solve(*own)[0], own.rows))  # type: ignore[arg-type]
-        if way == VOICES:
-            voices = self._solved_voices(model, parts)
-            read = [any(blocks) for blocks in zip(*self.voices(model))]
-            found.append((self._weighted(model, voices) / len(voices), self._rows_of(model, {VOICES: read})[VOICES]))
-        return found
+        weighted = zip(self._voice_weights(model), self._solved_voices(model, parts))
+        return torch.stack([weight * voice for weight, voice in weighted]).sum(0)
 
     def _choose_voting(self, context: Context, head: Tensor) -> None:
         """Count what chooses between the ways that may decide where edges join tasks.
@@ -269,8 +241,7 @@ class BetweenTasks(OnTrial):
         if way == MIXED:
             self.elsewhere_ = {MIXED: {name: self._mixed_head(model, learned).to(vote.dtype)}}
             return
-        own = self.solve(*self._own_request(model, learned))[0]
-        self.elsewhere_ = {OWN: {name: own.to(vote.dtype)}}
+        self.elsewhere_ = {OWN: {name: self._own_head(model, learned).to(vote.dtype)}}
 
     def _own_judge(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
         """Return the head on own features that judges edges if the vote is misled."""
