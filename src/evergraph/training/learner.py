@@ -183,8 +183,8 @@ class Learner(metaclass=Checked):
 
         Args:
             nodes: the examples, as ids, indices or a mask in `data` (the first of a list), as in `predict`; or the name
-                of a class. They are forgotten wherever the data hold them: by id, by index in one stream or graph, or row
-                by row where one graph begins with the nodes of another. An empty list does what earlier calls left.
+                of a class. They are forgotten wherever the data hold them: by id, by index in one stream or graph, or
+                row by row where one graph begins with the nodes of another. An empty list does what earlier calls left.
             data: the data that they were learned from, unchanged: a task, a graph or a path; or a list, with other
                 tasks behind it; or the stream.
             classes: forget all examples of these classes, in all tasks.
