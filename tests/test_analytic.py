@@ -226,16 +226,16 @@ def test_output_grows(graph: Graph) -> None:
     assert torch.allclose(fixed.model.output_weight(), growing.model.output_weight(), atol=1e-6)
 
 
-def test_auto_reads_the_graph_only_where_it_helps() -> None:
-    chosen = {}
+def test_auto_mixes_nodes_with_their_neighbours_only_where_it_helps() -> None:
+    read = {}
     for homophily in (0.9, 0.25):  # a quarter is chance: such edges say nothing
         graph = sbm(nodes=900, classes=4, degree=12, homophily=homophily, features=16, signal=1.6, seed=4)
         learner = eg.Learner(eg.MixedFeatures(hidden=140), eg.Auto(memory="2MB"))  # too little to keep all sets
         learner.learn(eg.TaskStream(graph, 4)[0])
         assert isinstance(learner.method, eg.Auto)
-        chosen[homophily] = learner.method.chosen_
-    assert chosen[0.9] != "own"
-    assert chosen[0.25] == "own"
+        read[homophily] = set(learner.method.blend_)
+    assert "own" not in read[0.9]
+    assert "own" in read[0.25] and "smooth" not in read[0.25]
 
 
 def test_a_head_without_propagation_has_nobody_to_vote_with(graph: Graph) -> None:
