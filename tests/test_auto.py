@@ -19,7 +19,7 @@ from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.methods.base import Context
 from evergraph.methods.closed_form import budgeted, factored
-from evergraph.methods.closed_form.block_sets import head_sets, leader, still_open
+from evergraph.methods.closed_form.block_sets import cheapest_near, head_sets, leader, still_open
 from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.hits import rows_of, validation_hits
@@ -271,15 +271,20 @@ def test_resumes_identically(graph: Graph, tmp_path: object, memory: str) -> Non
     assert unbroken.method.elsewhere() == loaded.method.elsewhere()
 
 
+def test_most_hits_lead_and_the_cheapest_near_them_is_kept() -> None:
+    counts = {"a": 60, "b": 95, "c": 93}
+    assert leader(counts, ["a", "b", "c"]) == "b"
+    cost = {"a": 1, "b": 30, "c": 20}
+    assert cheapest_near(counts, ["a", "b", "c"], cost, validated=120) == "c"
+    assert cheapest_near({**counts, "c": 90}, ["a", "b", "c"], cost, validated=96) == "b"
+
+
 def test_sets_near_the_one_with_most_hits_stay_open_unless_they_gain_hardly_anything() -> None:
-    counts, cost = {"a": 60, "b": 95, "c": 93}, {"a": 1, "b": 30, "c": 20}
-    names = list(counts)
-    assert leader(counts, names) == "b"
-    error = (2 * 120 - 95 - 93) ** 0.5
-    assert still_open(counts, names, cost, 120, hardly=0.01) == ["c", "b"]
-    assert still_open(counts, names, cost, 120, hardly=(2 + error) / 120 + 1e-9) == ["c"]
-    assert still_open(counts, names, cost, 120, hardly=(2 + error) / 120 - 1e-9) == ["c", "b"]
-    assert still_open({**counts, "c": 90}, names, cost, 96, hardly=1.0) == ["b"]
+    counts, names = {"a": 60, "b": 95, "c": 93}, ["a", "b", "c"]
+    for kept in names:
+        gain = (95 - counts[kept] + (2 * 120 - 95 - counts[kept]) ** 0.5) / 120
+        assert still_open(counts, names, kept, 120, hardly=gain - 1e-9) == ["b", "c"]
+        assert still_open(counts, names, kept, 120, hardly=gain + 1e-9) == []
 
 
 def test_sets_are_dropped_only_if_hits_or_the_budget_say_so(graph: Graph) -> None:

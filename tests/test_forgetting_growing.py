@@ -229,3 +229,19 @@ def test_what_is_done_is_not_left_any_more() -> None:
     assert "left_to_forget" in found.records[0]
     assert told(found, [], days)[0] == 0
     assert not any("left_to_forget" in record for record in found.records)
+
+
+def test_streams_of_other_contents_have_other_numbers() -> None:
+    """Same name, sizes and labels: what tells the streams apart are features, edges, or how they are divided."""
+    y = [0, 1, 2, 3] * 5
+    x = torch.arange(40.0).reshape(20, 2)
+    edges = [[number, (number + 1) % 20] for number in range(20)]
+    others = [[number, (number + 3) % 20] for number in range(20)]
+    graphs = [
+        eg.make_graph(features, torch.tensor(pairs).T, y, undirected=True)
+        for features, pairs in ((x, edges), (x, edges), (x + 1, edges), (x, others))
+    ]
+    streams = [eg.TaskStream(graph, 2) for graph in graphs] + [eg.TaskStream(graphs[0], 2, order=[1, 2, 3, 0])]
+    first, again, *different = [stream[0].origin[0] for stream in streams]
+    assert first == again
+    assert len({first, *different}) == 4

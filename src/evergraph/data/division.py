@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -115,11 +114,3 @@ def validated_where_known(graph: Graph, task_of: Tensor, part: Tensor) -> Tensor
     begins.scatter_reduce_(0, graph.y[train], task_of[train], "amin")
     early = val[task_of[val] < begins[graph.y[val]]]
     return part.index_fill(0, early, -1)
-
-
-def name_of_numbering(graph: Graph, task_of: Tensor) -> str:
-    """Return a name for the numbers of a stream's examples, the same whenever it is made of the same graph again."""
-    digest = hashlib.sha256(repr([graph.name, graph.num_nodes, graph.num_edges]).encode())
-    for values in (graph.y, task_of):
-        digest.update(values.cpu().contiguous().numpy().data)
-    return digest.hexdigest()

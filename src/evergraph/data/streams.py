@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any, Literal
@@ -20,10 +21,9 @@ from evergraph.data.division import (
     divided_by_attribute,
     divided_by_classes,
     divided_by_columns,
-    name_of_numbering,
 )
 from evergraph.data.examples import as_existing_links, narrowed, problem_of, without_held_out_edges
-from evergraph.data.files import as_graph
+from evergraph.data.files import as_graph, content_mark
 from evergraph.data.graph import Graph
 from evergraph.data.negatives import with_negatives
 from evergraph.data.scenarios import SCENARIOS, blurred, find_attribute
@@ -147,7 +147,8 @@ class TaskStream(metaclass=Checked):
         self._task_of, self._part = self._labels.task_of, self._labels.usable_part(self.graph)
         self.tasks_classes = self._labels.classes
         self._names = names
-        self._token = name_of_numbering(self.graph, self._task_of)
+        numbering = content_mark(self.graph).encode() + self._task_of.numpy().tobytes()
+        self._token = hashlib.sha256(numbering).hexdigest()  # of the same graph, divided alike, in other processes too
         self._start()
 
     def _start(self) -> None:

@@ -16,6 +16,7 @@ from evergraph.methods.closed_form.analytic import HELD_OUT
 from evergraph.methods.closed_form.block_sets import (
     MIXED,
     blend_shares,
+    cheapest_near,
     first_near,
     head_sets,
     leader,
@@ -33,6 +34,7 @@ from evergraph.models.feature_blocks import Layout
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
 FEW_MISSES = 0.01  # share of misclassified validation nodes up to which the best set is used alone
 HARDLY = 0.02  # share of the validation nodes: a smaller gain is not worth the room of further sets
+HARDLY_OWN = 0.03  # the same for own features, which are one voice among several
 
 
 @METHODS.register
@@ -131,15 +133,16 @@ class Auto(WithinTasks):
         """
         sets, widths, hits = {**for_own, **for_head}, layout.widths, self.set_hits_
         cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
-        head = still_open(hits, list(for_head), cost, validated, HARDLY)
-        kept = [name for name in (MIXED, head[0]) if name in sets]
-        own = still_open(hits, list(for_own), cost, validated, HARDLY) if for_own else []
-        if own:
+        head = cheapest_near(hits, list(for_head), cost, validated)
+        kept = [name for name in (MIXED, head) if name in sets]
+        open_ = set(still_open(hits, list(for_head), head, validated, HARDLY))
+        if for_own:
             room = max((w for w, block in zip(widths, layout.present) if not block.linear), default=0)
-            free = [read or w <= room for w, read in zip(widths, sets[head[0]])]
+            free = [read or w <= room for w, read in zip(widths, sets[head])]
             cheap = [name for name, blocks in for_own.items() if all(f for f, read in zip(free, blocks) if read)]
             kept.append(first_near(hits, cheap or list(for_own), validated))
-        for name in sorted({*head, *own} - {*kept}, key=lambda name: (cost[name], name)):
+            open_ |= {*still_open(hits, list(for_own), kept[-1], validated, HARDLY_OWN)}
+        for name in sorted(open_ - {*kept}, key=lambda name: (cost[name], name)):
             read = [any(blocks) for blocks in zip(*(sets[each] for each in [*kept, name]))]
             if self._would_fit(1 + sum(w for w, needed in zip(widths, read) if needed)):
                 kept.append(name)

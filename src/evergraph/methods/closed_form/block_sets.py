@@ -117,18 +117,20 @@ def blend_shares(counts: Mapping[str, int], names: Sequence[str], validated: int
     return {name: each / sum(odds.values()) for name, each in odds.items()}
 
 
-def still_open(
-    counts: Mapping[str, int], names: Sequence[str], cost: Mapping[str, int], validated: int, hardly: float
-) -> list[str]:
-    """Return the sets that may turn out to be the best: those near the leader, the cheapest first.
+def cheapest_near(counts: Mapping[str, int], names: Sequence[str], cost: Mapping[str, int], validated: int) -> str:
+    """Return the cheapest set near the leader."""
+    return min(near_leader(counts, names, validated), key=lambda name: (cost[name], -counts[name]))
 
-    If the leader is ahead of the cheapest by no more than the share `hardly` of the validation nodes, a standard error
-    included, the others could hardly gain anything: then it is the cheapest alone.
+
+def still_open(counts: Mapping[str, int], names: Sequence[str], kept: str, validated: int, hardly: float) -> list[str]:
+    """Return the sets that may turn out to be better than one that is kept anyway: those near the leader.
+
+    There are none if the leader is ahead of it by no more than the share `hardly` of the validation nodes, a standard
+    error included.
     """
-    near = sorted(near_leader(counts, names, validated), key=lambda name: (cost[name], -counts[name]))
-    best, found = counts[leader(counts, names)], counts[near[0]]
-    gain = best - found + max(2 * validated - best - found, 1) ** 0.5
-    return near[:1] if gain <= hardly * validated else near
+    best = counts[leader(counts, names)]
+    error = max(2 * validated - best - counts[kept], 1) ** 0.5
+    return near_leader(counts, names, validated) if best - counts[kept] + error > hardly * validated else []
 
 
 def first_near(counts: Mapping[str, int], names: Sequence[str], validated: int) -> str:
