@@ -245,6 +245,7 @@ def test_suffixes_are_found_in_any_case(tables: Path) -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "people.csv": ({}, "a node table needs its edge list; write people.csv:edges=EDGES.csv"),
+    "nobody.csv": ({}, "no file nobody.csv"),
     "people.csv:edges=nobody.csv": ({}, "no file nobody.csv"),
     "nobody.csv:edges=follows.csv": ({}, "no file nobody.csv"),
     "people.csv:edges=follows.csv,label=rule": ({}, "no column 'rule' for the classes; its columns are: id, age"),

@@ -37,6 +37,7 @@ from evergraph.data.tables import (
 )
 from evergraph.data.targets import ClassName, is_missing
 from evergraph.errors import EvergraphError, tell, unknown
+from evergraph.persistence.reading import regular_file
 
 IDS, LABELS = ("id", "node", "node_id"), ("label", "class", "y")
 SPLITS = {"train": 0, "val": 1, "validation": 1, "valid": 1, "test": 2}
@@ -335,6 +336,7 @@ def _parsed(source: str | Path) -> tuple[Path, dict[str, Any]]:
             raise EvergraphError(f"{path}: {key}= is empty; give it a value, or leave it out")
         settings[key] = value.split("+") if key == "features" else value
     if "edges" not in settings:
+        regular_file(path)  # what is not there needs no edge list
         raise EvergraphError(
             f"{path}: a node table needs its edge list; write {path}:edges=EDGES.csv, or {path}:edges=none for none"
         )
