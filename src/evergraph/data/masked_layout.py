@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
+from evergraph.data.attributes import masks_as_splits
 from evergraph.data.graph import Graph, make_graph
 from evergraph.errors import EvergraphError
 
@@ -34,14 +36,11 @@ def from_masked(
     x, edges, count = parts["node_features"], parts["edges"], len(parts["node_features"])
     if edges.ndim != 2 or edges.shape[1] != 2:
         raise EvergraphError(f"{path}: edges have shape {edges.shape}; give the two ends of an edge in each row")
-    masks = {part: np.atleast_2d(parts[key]).T.astype(bool) for part, key in enumerate(MASKS) if key in parts}
+    masks = {key[:-1]: np.atleast_2d(parts[key]).T.astype(bool) for key in MASKS if key in parts}
     if odd := [mask.shape for mask in masks.values() if mask.shape != (count, next(iter(masks.values())).shape[1])]:
         raise EvergraphError(
             f"{path}: a mask has shape {odd[0][::-1]}; give all masks a row for each split, of {count} nodes"
         )
-    splits = np.full(next(iter(masks.values())).shape, -1) if masks else None
-    for part, mask in masks.items():
-        splits[mask] = part  # type: ignore[index]
     sparse = sp.csr_matrix(x) if x.ndim == 2 and (x == 0).mean() > SPARSE_ABOVE else x
     return make_graph(
         sparse,
@@ -50,7 +49,7 @@ def from_masked(
         class_names=class_names,
         undirected=undirected,
         name=name,
-        splits=splits,
+        splits=masks_as_splits(SimpleNamespace(**masks), count, str(path)),
         feature_names=feature_names,
         columns=numbers,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,6 +71,11 @@ class Search:
         some = [self.numbers(number)[rows] for number, rows in examples.items()]
         return torch.unique(torch.cat(some)) if some else torch.empty(0, dtype=torch.long)
 
+    @cached_property
+    def _own(self) -> Tensor:
+        """The numbers of all tasks' own examples."""
+        return self.identities({number: learned.own for number, learned in self.known.items()})
+
     def tells_apart(self, one: int, other: int) -> bool:
         """Whether it is known which examples of one task's data are which of another one's."""
         return one == other or self._identities.tell_apart(self._place[one], self._place[other])
@@ -83,8 +89,7 @@ class Search:
         learned, numbers = self.known[number], self.numbers(number)
         wanted, keep_in_graph = self.identities(request.asked), request.keep_in_graph
         if keep_in_graph:  # whatever is an example of none of the tasks stays as it is
-            own = self.identities({number: learned.own for number, learned in self.known.items()})
-            wanted = wanted[torch.isin(wanted, own)]
+            wanted = wanted[torch.isin(wanted, self._own)]
         chosen, named = torch.isin(numbers, wanted), _mask(numbers, request.asked.get(number))
         if keep_in_graph:
             chosen &= torch.where(named, learned.given.graph.labelled, _mask(numbers, learned.own))

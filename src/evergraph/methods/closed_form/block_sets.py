@@ -99,10 +99,14 @@ def leader(counts: Mapping[str, int], names: Sequence[str]) -> str:
 
 
 def behind_leader(counts: Mapping[str, int], names: Sequence[str], validated: int) -> dict[str, float]:
-    """Return how far each set's hits are below the leader's, in standard errors: the root of both sets' misses."""
+    """Return how far each set's hits are below the leader's, in standard errors."""
     best = counts[leader(counts, names)]
-    error = {name: max(2 * validated - best - counts[name], 1) ** 0.5 for name in names}
-    return {name: (best - counts[name]) / error[name] for name in names}
+    return {name: (best - counts[name]) / _error(best, counts[name], validated) for name in names}
+
+
+def _error(hits: int, others: int, validated: int) -> float:
+    """Return the standard error of a difference between two sets' hits: the root of both sets' misses."""
+    return float(max(2 * validated - hits - others, 1) ** 0.5)
 
 
 def near_leader(counts: Mapping[str, int], names: Sequence[str], validated: int) -> list[str]:
@@ -128,9 +132,9 @@ def still_open(counts: Mapping[str, int], names: Sequence[str], kept: str, valid
     There are none if the leader is ahead of it by no more than the share `hardly` of the validation nodes, a standard
     error included.
     """
-    best = counts[leader(counts, names)]
-    error = max(2 * validated - best - counts[kept], 1) ** 0.5
-    return near_leader(counts, names, validated) if best - counts[kept] + error > hardly * validated else []
+    best, own = counts[leader(counts, names)], counts[kept]
+    gain = best - own + _error(best, own, validated)
+    return near_leader(counts, names, validated) if gain > hardly * validated else []
 
 
 def first_near(counts: Mapping[str, int], names: Sequence[str], validated: int) -> str:
