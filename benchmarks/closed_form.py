@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.setting import coauthor, coauthor_like
+from evergraph.core.side_by_side import controller
 from evergraph.data import Graph, stream
 from evergraph.data.streams import TaskStream
 from evergraph.training.learner import Learner
@@ -84,13 +85,21 @@ def seconds_of_one_node(learner: Learner, graph: Graph) -> float:
     return statistics.median(timed(partial(loaded.predict, own, [node]))[1] for node in nodes)
 
 
+def blas_kernels() -> str:
+    """Which kernels the loaded BLAS libraries use: OpenBLAS is twice as fast with those for AVX-512 as for AVX2."""
+    kinds = {str(library.get("architecture", library["internal_api"])) for library in controller().info()
+             if library["user_api"] == "blas"}  # fmt: skip
+    return ", ".join(sorted(kinds))
+
+
 def main() -> None:
     """Measure and print these figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-root", help="folder of the datasets")
     parser.add_argument("--quick", action="store_true", help="a smaller graph")
     asked = parser.parse_args()
-    print(json.dumps(auto_figures(*auto_streams(asked.data_root, asked.quick)), indent=2))
+    figures = auto_figures(*auto_streams(asked.data_root, asked.quick))
+    print(json.dumps({**figures, "blas_kernels": blas_kernels()}, indent=2))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.seven_graphs import GRAPHS, Cell, Contender, cells, read, stream_of
+from benchmarks.seven_graphs import GRAPHS, Cell, Contender, Nodes, cells, read, stream_of
 
 KEPT = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 """Shares of the edges between tasks that are kept."""
@@ -36,7 +36,7 @@ def measure(cell: Cell, data_root: str) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     graph, order, seed = cell
-    stream = stream_of(cell, data_root, held_out=True)
+    stream = stream_of(cell, data_root, Nodes(held_out=True))
     learner = Contender().learner(seed).fit(stream)
     last = len(stream) - 1
     seen, tests = stream.tests(last, 0, "seen")[0], [stream.tests(last, task, "seen")[1] for task in range(last + 1)]

@@ -17,7 +17,8 @@ replace the validation nodes, these replace the test nodes, and the test nodes b
 
     python -m benchmarks.seven_graphs --data-root DATA --out FOLDER --held-out --seeds 1
 
-With `--ways`, the line of a run of `auto` also has what each way of deciding would give where edges join tasks.
+With `--ways`, the line of a run of `auto` also has what each way of deciding would give where edges join tasks. With
+`--share 0.2`, graphs have a fifth of their nodes, the same ones in every run.
 """
 
 from __future__ import annotations
@@ -117,19 +118,42 @@ def contender_of(row: dict[str, Any]) -> Contender:
     return Contender(**{f.name: row[f.name] for f in fields(Contender) if f.name in row})
 
 
-def stream_of(cell: Cell, data_root: str, held_out: bool) -> Any:
-    """The stream of a run; with `held_out`, one without its test nodes."""
+@dataclass(frozen=True)
+class Nodes:
+    """Which nodes a run has.
+
+    Args:
+        held_out: whether its test nodes are left alone.
+        share: share of the graph's nodes.
+    """
+
+    held_out: bool = False
+    share: float = 1.0
+
+    def row(self) -> dict[str, Any]:
+        """What a run's line says of them."""
+        return {"share": self.share} if self.share < 1 else {}
+
+
+def stream_of(cell: Cell, data_root: str, nodes: Nodes) -> Any:
+    """The stream of a run."""
+    import torch
+
     import evergraph as eg
     from evergraph.data.datasets import DATASETS
 
     name, order, seed = cell
-    if not held_out:
+    if nodes == Nodes():
         return eg.stream(name, data_root=data_root, order=order, seed=seed)
     dataset = DATASETS[name]
-    graph = dataset.graph(data_root, "")
-    large = [place for place, size in enumerate(graph.class_sizes().tolist()) if size >= max(dataset.min_class_size, 1)]
-    options = {"order": order, "seed": seed, "min_class_size": dataset.min_class_size}
-    return eg.TaskStream(without_test_nodes(graph, large, seed), dataset.classes_per_task, **options)
+    graph, least = dataset.graph(data_root, ""), max(int(nodes.share * dataset.min_class_size), 1)
+    if nodes.share < 1:
+        mixed = torch.randperm(graph.num_nodes, generator=torch.Generator().manual_seed(7))
+        graph = graph.subgraph(mixed[: int(nodes.share * graph.num_nodes)].sort().values)
+    if nodes.held_out:
+        large = [place for place, size in enumerate(graph.class_sizes().tolist()) if size >= least]
+        graph = without_test_nodes(graph, large, seed)
+    return eg.TaskStream(graph, dataset.classes_per_task, order=order, seed=seed, min_class_size=least)
 
 
 def without_test_nodes(graph: Any, classes: list[int], seed: int) -> Any:
@@ -149,17 +173,17 @@ def without_test_nodes(graph: Any, classes: list[int], seed: int) -> Any:
 
 
 def measure(
-    cell: Cell, contender: Contender, data_root: str, held_out: bool = False, ways: bool = False
+    cell: Cell, contender: Contender, data_root: str, nodes: Nodes = Nodes(), ways: bool = False
 ) -> dict[str, Any]:
     """Learn one stream and test the learner; with `ways`, also with each way that may decide where edges join tasks."""
     import torch
 
     torch.set_num_threads(1)
     graph, order, seed = cell
-    stream = stream_of(cell, data_root, held_out)
+    stream = stream_of(cell, data_root, nodes)
     start, used = time.perf_counter(), time.process_time()
     learner = contender.learner(seed).fit(stream)
-    row: dict[str, Any] = {"graph": graph, "order": order, "seed": seed, **contender.row()}
+    row: dict[str, Any] = {"graph": graph, "order": order, "seed": seed, **nodes.row(), **contender.row()}
     row["learn_s"] = round(time.perf_counter() - start, 2)
     for test_graph in TEST_GRAPHS:
         start = time.perf_counter()
@@ -173,7 +197,7 @@ def measure(
         if hasattr(part, "elsewhere"):
             row["elsewhere"] = part.elsewhere()
             if ways:
-                row["seen_by_way"] = seen_by_way(learner, part, partial(stream_of, cell, data_root, held_out))
+                row["seen_by_way"] = seen_by_way(learner, part, partial(stream_of, cell, data_root, nodes))
     return row
 
 
@@ -208,14 +232,19 @@ def with_spread(values: list[float]) -> str:
     return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 
+def _title(row: dict[str, Any]) -> str:
+    """The graph of a run, and its share of the nodes if it has not all of them."""
+    return str(row["graph"]) + (f" ({100 * row['share']:.0f} % of it)" if "share" in row else "")
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """AP in percent, mean and sample standard deviation over the runs of each graph and contender."""
     lines = [
         "| graph | method | runs | task | seen | decides on seen | labels | MB kept | learning, s | processor, s |"
     ]
     lines.append("|---|---|--:|--:|--:|---|---|--:|--:|--:|")
-    for graph, key in dict.fromkeys((row["graph"], contender_of(row).key()) for row in rows):
-        own = [row for row in rows if (row["graph"], contender_of(row).key()) == (graph, key)]
+    for graph, key in dict.fromkeys((_title(row), contender_of(row).key()) for row in rows):
+        own = [row for row in rows if (_title(row), contender_of(row).key()) == (graph, key)]
         figures = [[row[name] for row in own] for name in TEST_GRAPHS]
         spread = " | ".join(with_spread(values) for values in figures)
         ways = [row.get("elsewhere", "") for row in own]
@@ -223,7 +252,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         seconds = " | ".join(f"{mean(row[name] for row in own):.0f}" for name in ("learn_s", "processor_s"))
         kept = [row["kept_bytes"] for row in own if "kept_bytes" in row]
         costs = f"{own[-1].get('labels', '')} | {f'{mean(kept) / 1e6:.1f}' if kept else ''}"
-        name = " ".join(filter(None, (own[0]["method"], own[0].get("model", ""))))
+        settings = [f"{key}={value}" for key, value in own[0].get("model_settings", {}).items()]
+        name = " ".join(filter(None, (own[0]["method"], own[0].get("model", ""), *settings)))
         lines.append(f"| {graph} | {name} | {len(own)} | {spread} | {chosen} | {costs} | {seconds} |")
     return "\n".join(lines)
 
@@ -245,23 +275,28 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--ways", action="store_true", help="also test each way that may decide where edges join tasks")
     parser.add_argument("--held-out", action="store_true", help="leave the test nodes alone: test validation nodes")
+    parser.add_argument("--share", type=float, default=1.0, help="share of each graph's nodes")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args(arguments)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
-    if asked.held_out and asked.out == RESULTS:
-        parser.error("--held-out tests other nodes; name another folder than the results' with --out")
+    nodes = Nodes(asked.held_out, asked.share)
+    if nodes != Nodes() and asked.out == RESULTS:
+        parser.error("--held-out and --share test other nodes; name another folder than the results' with --out")
+    if not 0 < asked.share <= 1:
+        parser.error(f"--share {asked.share}: a share of the nodes is above 0 and at most 1")
     asked.out.mkdir(parents=True, exist_ok=True)
     path = asked.out / "runs.jsonl"
     parsed = (parse_settings(asked.set), asked.model, parse_settings(asked.model_set, "--model-set"))
     contender = Contender(asked.method, *parsed, parse_settings(asked.training, "--training"))
     contender.learner(0)  # raises before anything runs if it is invalid
-    known = {(row["graph"], row["order"], row["seed"], contender_of(row).key()) for row in read(path)}
+    before = [row for row in read(path) if row.get("share", 1.0) == asked.share]
+    known = {(row["graph"], row["order"], row["seed"], contender_of(row).key()) for row in before}
     orders = range(asked.first_order, asked.first_order + asked.orders)
     seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
     missing = [cell for cell in cells(asked.graphs, orders, seeds) if (*cell, contender.key()) not in known]
     failed = 0
     with ProcessPoolExecutor(asked.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        given = contender, asked.data_root, asked.held_out, asked.ways
+        given = contender, asked.data_root, nodes, asked.ways
         running = {pool.submit(measure, cell, *given): cell for cell in missing}
         for done in as_completed(running):
             if (error := done.exception()) is not None:

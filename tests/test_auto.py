@@ -366,7 +366,9 @@ def test_a_learner_with_square_sums_learns_on(graph: Graph) -> None:
 @pytest.mark.parametrize(
     ("explained", "over_vote", "over_mixed", "votes", "decides"),
     [
-        (0.3, [9, 4], [30, 5], True, "own"),
+        (0.3, [14, 4], [30, 5], True, "own"),
+        (0.3, [9, 4], [30, 5], True, "vote"),
+        (0.2, [9, 4], [30, 5], True, "own"),
         (0.01, [9, 4], [30, 5], True, "smooth"),
         (0.3, [9, 4], [9, 5], True, "vote"),
         (0.3, [4, 4], [30, 5], True, "vote"),
@@ -377,6 +379,8 @@ def test_a_learner_with_square_sums_learns_on(graph: Graph) -> None:
     ],
     ids=[
         "own is clearly better",
+        "own is better but the vote judges well",
+        "own is better and the vote does not",
         "own says nothing",
         "within the error",
         "no better than the vote",
@@ -449,12 +453,17 @@ def test_the_vote_is_the_head_beside_own_features_where_mixing_hides_them(
 
 
 @pytest.mark.parametrize(
-    ("asked", "explains", "ridge"),
-    [(0.0, 0.3, 0.05), (0.0, 0.1, 1.0), (5.0, 0.3, 5.0)],
-    ids=["own features tell", "they do not", "given"],
+    ("asked", "explains", "nodes", "ridge"),
+    [
+        pytest.param(0.0, 0.3, 20_000, 0.05, id="own features tell"),
+        pytest.param(0.0, 0.3, 1_250, 0.2, id="of a quarter of many nodes"),
+        pytest.param(0.0, 0.3, 36, 1.0, id="of few nodes"),
+        pytest.param(0.0, 0.1, 20_000, 1.0, id="they do not"),
+        pytest.param(5.0, 0.3, 36, 5.0, id="given"),
+    ],
 )
 def test_voices_have_the_smallest_ridge_where_own_features_tell_classes_apart(
-    graph: Graph, asked: float, explains: float, ridge: float
+    graph: Graph, asked: float, explains: float, nodes: int, ridge: float
 ) -> None:
     """Against the solution written out, in float64."""
     learner = eg.Learner(eg.MixedFeatures(hidden=56), eg.Auto(ridge=asked), dtype=torch.float64)
@@ -463,7 +472,7 @@ def test_voices_have_the_smallest_ridge_where_own_features_tell_classes_apart(
     assert isinstance(method, eg.Auto)
     method.ridge_places_ = dict.fromkeys(method.set_hits_, len(method._ridges) - 1)  # the head's is the largest
     method.smaller_ = {}
-    method.own_explains_ = explains
+    method.own_explains_, method.class_sizes_ = explains, [nodes]
     gram, cross = unpack(method.gram("train")), method.cross_["train"]
     met = int((cross[-1] > 0).sum())
     block_of_row = model.feature_blocks()[1]  # type: ignore[operator]
@@ -528,7 +537,7 @@ def test_few_edges_between_tasks_are_tolerated_where_the_other_way_of_deciding_c
 def test_own_features_are_compared_with_the_vote_that_there_is() -> None:
     method = eg.Auto()
     method.own_, method.chosen_, method.own_explains_, method.votes_ = "own", "apart", 0.3, True
-    method.own_within_ = {"vote": [9, 4], "beside": [4, 9], "smooth": [30, 5]}
+    method.own_within_ = {"vote": [14, 4], "beside": [4, 9], "smooth": [30, 5]}
     assert method.elsewhere() == "vote"
     method.own_explains_ = 0.2
     assert method.elsewhere() == "own"

@@ -177,7 +177,7 @@ def test_documented_defaults_are_those_of_the_code(name: str, section: str) -> N
 
 
 OTHERS = {  # of other programs, of benchmarks, and gone since 0.1
-    "--nnodes", "--rdzv-endpoint", "--logdir", "--balanced-acc", "--table", "--held-out", "--busy", "--grow",
+    "--nnodes", "--rdzv-endpoint", "--logdir", "--balanced-acc", "--table", "--held-out", "--share", "--busy", "--grow",
 }  # fmt: skip
 
 

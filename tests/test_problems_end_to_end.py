@@ -567,7 +567,7 @@ def test_one_methods_rows_are_measured_anew_and_the_others_stay(tmp_path: Path, 
 
 def test_constants_are_settled_without_a_test_node() -> None:
     cell = ("digits", "random:1", 2)
-    plain, held_out = (seven_graphs.stream_of(cell, "", wanted) for wanted in (False, True))
+    plain, held_out = (seven_graphs.stream_of(cell, "", seven_graphs.Nodes(wanted)) for wanted in (False, True))
     assert torch.equal(plain.graph.y, held_out.graph.y)
     for real, inner in zip(plain, held_out):
         assert torch.equal(inner.test, real.val)
@@ -575,6 +575,13 @@ def test_constants_are_settled_without_a_test_node() -> None:
         for label in real.graph.y[real.train].unique():
             quarter = int((real.graph.y[real.train] == label).sum()) // 4
             assert int((real.graph.y[inner.val] == label).sum()) == quarter
+
+
+def test_a_share_of_a_graph_has_the_same_nodes_in_every_run() -> None:
+    cells = [("digits", f"random:{order}", order) for order in (0, 1)]
+    parts = [seven_graphs.stream_of(cell, "", seven_graphs.Nodes(share=0.25)) for cell in cells]
+    assert [part.graph.num_nodes for part in parts] == [449, 449]
+    assert torch.equal(parts[0].graph.x, parts[1].graph.x)
 
 
 def test_graphs_take_fewer_random_features_than_nodes_unless_told(tmp_path: Path) -> None:

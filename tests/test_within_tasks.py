@@ -128,7 +128,7 @@ def test_what_is_measured_on_validation_nodes_are_the_decisions_of_heads_without
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Calibration sees the head as it decides, the say of other heads included, and no edge that is judged."""
-    graph = sbm(nodes=300, classes=6, degree=5, homophily=0.5, features=16, signal=1.7, seed=1)
+    graph = sbm(nodes=300, classes=6, degree=5, homophily=0.3, features=16, signal=2.0, seed=2)
     leave, differ = eg.Auto._leave_nodes, list[bool]()
 
     def check(self: eg.Auto, context: Context) -> None:

@@ -48,6 +48,8 @@ class GraphModel(nn.Module, metaclass=Checked):
     - `feature_blocks()` and `graph_features(…)`: features that are grouped into blocks by depth of propagation;
     - `propagated_inputs()` and `features_from(…)`: features computed node by node from inputs propagated beforehand;
       `propagates_once(graph)`: whether to read a graph this way;
+    - `choose_width(graph, limits)`: choose the number of fixed features for a first graph, if nobody gave it;
+      `set_width(settings)`: load another model's choice;
     - `scale_inputs(graph)`: measure the scaling of inputs; `scale_new_columns(graph)`: measure columns that had the
       same value at all nodes so far; `input_scaling()`: the current scaling; `set_scaling(settings)`: load another
       model's scaling;

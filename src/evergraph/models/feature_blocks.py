@@ -97,12 +97,26 @@ class Layout:
         kept: which of them are still present.
         widths: number of features of each present block; a column of ones follows the last.
         linear_width: number of columns of a linear block.
+        block_width: number of features of a random block.
+        lasting_width: number of features that it is meant to have with many nodes.
+        narrowable: whether random blocks may be narrowed.
+        wider: width of a random block over the usual one, if it is wider.
     """
 
     blocks: tuple[Block, ...]
     kept: tuple[bool, ...]
     widths: tuple[int, ...]
     linear_width: int
+    block_width: int
+    lasting_width: int
+    narrowable: bool
+    wider: float
+
+    @property
+    def lasting_widths(self) -> list[int]:
+        """Number of features that each present block is meant to have with many nodes."""
+        pairs = zip(self.widths, self.present)
+        return [width if block.linear else min(width, self.lasting_width) for width, block in pairs]
 
     @property
     def width(self) -> int:

@@ -22,13 +22,14 @@ class MixedFeatures(RandomFeatures):
     itself, after one and two steps, and linear blocks of a node's own features and of the same two means.
 
     Args:
-        hidden: number of random features, all random blocks together; by default 7,168 of nodes, and of graphs and
-            links as in `random-features`.
+        hidden: number of random features, all random blocks together; by default 7,168 of nodes, unless the method
+            chooses more (`choose_width`), and of graphs and links as in `random-features`.
         blocks: as in `random-features`.
         linear_width: largest number of columns of a linear block; 0 for as many as the features have.
         kept: which of the blocks are still present; empty for all.
         lift: as in `random-features`.
         scales: as in `random-features`.
+        block_width: as in `random-features`.
     """
 
     default_hidden: ClassVar[int] = 7168
@@ -41,5 +42,6 @@ class MixedFeatures(RandomFeatures):
         kept: Sequence[bool] = (),
         lift: NonNegative | None = None,
         scales: bool | Sequence[Sequence[float]] = True,
+        block_width: NonNegativeInt = 0,
     ) -> None:
-        super().__init__(hidden, blocks, linear_width, kept, lift, scales)
+        super().__init__(hidden, blocks, linear_width, kept, lift, scales, block_width)

@@ -27,6 +27,7 @@ from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, GraphModel
 from evergraph.models.block_steps import Steps, WordsWithin, column, first_columns, first_rows, pieces_of
+from evergraph.models.block_width import USUAL, Limits, first_width, lasting_width
 from evergraph.models.feature_blocks import Block, Hashing, Layout, parse_blocks, unit_rows
 from evergraph.models.input_scaling import (
     FEW_COLUMNS,
@@ -71,6 +72,8 @@ class RandomFeatures(GraphModel):
         lift: the constant in X's additional column, 0 for no such column; None to measure it if columns are few.
         scales: whether columns of dense X are scaled: measured, or given as (column, centre, scale) for each that is
             read as (x − centre) / scale; scale 0 reads it as zero until a task has values other than the centre.
+        block_width: how many features of each random block are still present, if blocks may be narrowed; 0 if not. Set
+            by methods that choose the width.
     """
 
     reads_edge_weights = True
@@ -85,6 +88,7 @@ class RandomFeatures(GraphModel):
         kept: Sequence[bool] = (),
         lift: NonNegative | None = None,
         scales: bool | Sequence[Sequence[float]] = True,
+        block_width: NonNegativeInt = 0,
     ) -> None:
         super().__init__()
         self.hidden, self.linear_width = hidden, linear_width
@@ -93,13 +97,19 @@ class RandomFeatures(GraphModel):
         self._measures = (lift is None, scales is True)  # whether another learner measures them again
         self.all_blocks: list[Block] = parse_blocks(blocks)
         self.kept = [bool(keep) for keep in kept] or [True] * len(self.all_blocks)
-        num_random = sum(not block.linear for block in self.all_blocks)
         width = hidden or self.default_hidden
-        if not self.all_blocks or width < num_random:
-            raise EvergraphError(f"random features: hidden={width} is too narrow for {num_random} blocks")
+        if not self.all_blocks or width < self._num_random:
+            raise EvergraphError(f"random features: hidden={width} is too narrow for {self._num_random} blocks")
         if len(self.kept) != len(self.all_blocks) or not any(self.kept):
             raise EvergraphError(f"random features: kept={list(kept)} does not say which of the blocks to keep")
-        self.block_width = width // max(num_random, 1)
+        self._width_is_open = hidden is None
+        self.drawn_width = width // max(self._num_random, 1)
+        if block_width and not min(USUAL, self.drawn_width) <= block_width <= self.drawn_width:
+            raise EvergraphError(
+                f"random features: block_width={block_width} of a block of {self.drawn_width}; "
+                f"0 keeps all, and at least {min(USUAL, self.drawn_width)} must be kept"
+            )
+        self.block_width, self._narrowable = block_width or self.drawn_width, bool(block_width)
         self.projection_seed: Tensor
 
     @property
@@ -118,11 +128,18 @@ class RandomFeatures(GraphModel):
         settings: dict[str, object] = {"hidden": self.hidden, "blocks": [block.written() for block in self.all_blocks]}
         if self.linear_width:
             settings["linear_width"] = self.linear_width
+        if self._narrowable:
+            settings["block_width"] = self.block_width
         if self.lift is not None:
             settings["lift"] = self.lift
         if self.scales is not True:
             settings["scales"] = self.scales and [list(column) for column in self.scales]
         return settings if all(self.kept) else {**settings, "kept": list(self.kept)}
+
+    @property
+    def _num_random(self) -> int:
+        """Number of random blocks, including dropped ones."""
+        return sum(not block.linear for block in self.all_blocks)
 
     @property
     def num_hops(self) -> int:
@@ -167,10 +184,10 @@ class RandomFeatures(GraphModel):
         It is drawn in float32, whatever torch's default type, since another type has other random numbers.
         """
         seed, rows = int(self.projection_seed), self.num_columns
+        shape = (rows, self.drawn_width * self._num_random)
         drawn_seed, drawn = _projections.get(self, (None, self.head))
-        if drawn_seed != seed or drawn.size(0) != rows or drawn.dtype != self.head.dtype:
+        if drawn_seed != seed or drawn.shape != shape or drawn.dtype != self.head.dtype:
             generator = torch.Generator().manual_seed(seed)
-            shape = (rows, self.block_width * sum(not block.linear for block in self.all_blocks))
             room = large.empty(shape, torch.float32)
             drawn = torch.randn(shape, generator=generator, out=room).mul_(rows**-0.5)
         drawn = drawn.to(self.head.device, self.head.dtype)
@@ -186,6 +203,31 @@ class RandomFeatures(GraphModel):
     # features
 
     @capability(rests_on=READS)
+    def choose_width(self, graph: Graph, limits: Limits) -> None:
+        """Choose the width of random blocks for a first graph, if it was not given; this resets the head to zero."""
+        if self._width_is_open and self.in_channels is not None and graph.rows is None:
+            size = self.head.element_size()
+            row, at_hand = graph.num_nodes * size, lambda width: row * width <= AT_HAND
+            width = first_width(self.blocks, self.in_channels, graph.num_nodes, limits, at_hand, size)
+            if width > self.drawn_width:
+                self._draw(width * self._num_random, width)
+
+    @capability(rests_on=READS)
+    def set_width(self, settings: Mapping[str, Any]) -> None:
+        """Load the width from a model's settings, if none was given to this one; a missing one is to be chosen."""
+        hidden = settings.get("hidden")
+        if self._width_is_open or hidden is None:
+            self._width_is_open = hidden is None
+            self._draw(hidden or self.default_hidden, settings.get("block_width", 0))
+            self.hidden = hidden
+
+    def _draw(self, hidden: int, block_width: int) -> None:
+        """Adopt another number of random features, of which each block keeps the first, and reset the head to zero."""
+        self.hidden, self.drawn_width = hidden, hidden // max(self._num_random, 1)
+        self.block_width, self._narrowable = block_width or self.drawn_width, bool(block_width)
+        self._empty_head()
+
+    @capability(rests_on=READS)
     def scale_inputs(self, graph: Graph) -> None:
         """Measure the input scaling on a graph, except for given values, and reset the head to zero. Called once.
 
@@ -193,6 +235,7 @@ class RandomFeatures(GraphModel):
         rows [x, c] of unit length a random ReLU can have its threshold anywhere, on rows x only at zero: with a single
         column of positive numbers these are all the same. The constant is a power of two too.
         """
+        self.hidden = self.hidden or self.default_hidden  # nothing wider was chosen
         lift, scales = self._measures
         self.scales = measured_columns(graph) if scales else self.scales
         if lift and graph.num_features <= FEW_COLUMNS:
@@ -324,7 +367,7 @@ class RandomFeatures(GraphModel):
         """Write the features of one block to `part`; `own` is X̂."""
         block, columns, steps = self.blocks[number], self._projected_columns()[number], words.steps
         if block.linear:
-            torch.mul(self.hashing.apply(unit_rows(words.of(block, 0))), (self._energy / 2) ** 0.5, out=part)
+            torch.mul(self.hashing.apply(unit_rows(words.of(block, 0))), self._linear_scale, out=part)
             return
         projection = self.projection.to(own.device)
         for piece in pieces_of(columns, own.device):
@@ -363,7 +406,7 @@ class RandomFeatures(GraphModel):
     def _seen(self, block: Block, h: Features, columns: slice) -> Tensor:
         """Return a block's features from rows of P^k X̂."""
         if block.linear:
-            return self.hashing.apply(unit_rows(h)) * (self._energy / 2) ** 0.5
+            return self.hashing.apply(unit_rows(h)) * self._linear_scale
         return self._activate(h @ self.projection[:, columns])
 
     @capability(rests_on=READS)
@@ -383,7 +426,7 @@ class RandomFeatures(GraphModel):
         (the ReLU), and the length that its rows are scaled by. The constant includes what the `lift` column adds.
         """
         x, operator, weights = x.to("cpu"), operator.to("cpu"), weights.detach().cpu().double()
-        projection, pieces, constant = self.projection.cpu().double(), [], float(weights[-1])
+        projection, pieces, constant = self.projection.cpu(), [], float(weights[-1])
         own_columns = self.num_columns - bool(self.lift)
         parts = weights[:-1].split(self.widths())
         for block, columns, own in zip(self.blocks, self._projected_columns(), parts):
@@ -392,32 +435,48 @@ class RandomFeatures(GraphModel):
             arrived = h = arriving(rows, reach)
             if block.linear:
                 place, sign = self.hashing.map()
-                pull = own[place] * sign * (self._energy / 2) ** 0.5 / float(h.norm().clamp(min=1e-12))
+                pull = own[place] * sign * self._linear_scale / float(h.norm().clamp(min=1e-12))
             else:
-                h = h @ projection[:, columns]
-                pull = projection[:, columns] @ ((h > 0) * own) * self._energy**0.5 / float(h.norm().clamp(min=1e-9))
+                drawn = projection[:, columns].double()
+                h = h @ drawn
+                pull = drawn @ ((h > 0) * own) * self._scale_of(h.reshape(1, -1)).reshape(())
             constant += float(arrived[own_columns:] @ pull[own_columns:])
             pieces.append(Piece(block.depth, nodes, reach, first_columns(rows, own_columns), pull[:own_columns]))
         return constant, pieces
 
     @capability(rests_on=READS)
-    def lay_out(self, kept: Sequence[bool], linear_width: int) -> None:
-        """Adopt a layout of blocks and reset the head to zero."""
+    def lay_out(self, kept: Sequence[bool], linear_width: int, block_width: int = 0) -> None:
+        """Adopt a layout of blocks and reset the head to zero; a `block_width` of 0 is all that was drawn."""
         self.kept, self.linear_width = [bool(keep) for keep in kept], linear_width
+        self.block_width = block_width or self.drawn_width
         self._empty_head()
 
     @capability(rests_on=READS)
     def feature_layout(self) -> Layout:
         """Return how the features are divided into blocks."""
-        return Layout(tuple(self.all_blocks), tuple(self.kept), tuple(self.widths()), self.hashing.width)
+        usual = max(USUAL, self.default_hidden // max(self._num_random, 1))
+        random = any(not block.linear for block in self.blocks)
+        return Layout(
+            tuple(self.all_blocks),
+            tuple(self.kept),
+            tuple(self.widths()),
+            self.hashing.width,
+            self.block_width,
+            lasting_width(self.drawn_width) if self._narrowable else self.block_width,
+            self._narrowable,
+            max(self.block_width / usual, 1.0) if random else 1.0,
+        )
 
     @capability(rests_on=READS)
-    def narrow(self, keep: Sequence[bool], linear_width: int) -> Callable[[Tensor, int], Tensor]:
-        """Drop blocks and narrow the linear ones; return a function that converts sums over features to the new ones.
+    def narrow(self, keep: Sequence[bool], linear_width: int, block_width: int = 0) -> Callable[[Tensor, int], Tensor]:
+        """Drop blocks and narrow others; return a function that converts sums over features to the new ones.
 
-        The function folds a tensor along the dimension that holds the features.
+        A random block keeps its first `block_width` features, at least `USUAL`; 0 leaves it. Linear blocks keep their
+        share of the features' energy. The function folds a tensor along the dimension that holds the features.
         """
-        before, hashing = self.widths(), self.hashing
+        before, hashing, first, scale = self.widths(), self.hashing, block_width or self.block_width, self._linear_scale
+        self.block_width = first
+        rescaled = self._linear_scale / scale
         left = iter(keep)
         self.kept = [was and next(left) for was in self.kept]
         self.linear_width = linear_width
@@ -429,8 +488,11 @@ class RandomFeatures(GraphModel):
             parts = [part for part, kept in zip(parts, keep) if kept]
             same = hashing.width == narrower.width
             parts = [
-                hashing.fold(narrower, part, dim) if words and not same else part for part, words in zip(parts, linear)
+                part.narrow(dim, 0, first) if not words else part if same else hashing.fold(narrower, part, dim)
+                for part, words in zip(parts, linear)
             ]
+            if rescaled != 1:
+                parts = [rescaled * part if words else part for part, words in zip(parts, linear)]
             return torch.cat([*parts, ones], dim)
 
         self.head = nn.Parameter(fold(self.head.detach(), 0))
@@ -444,26 +506,37 @@ class RandomFeatures(GraphModel):
         x = self.input_scaling().apply(x)
         blocks = [self.all_blocks[place] for place in dropped]
         products = linear_products(x.to(nodes.device), operator.to(nodes.device), blocks, nodes, counted)
-        return dict(zip(dropped, (Products(found.between * (self._energy / 2), found.words) for found in products)))
+        return dict(zip(dropped, (Products(found.between * self._linear_scale**2, found.words) for found in products)))
 
     def _projected_columns(self) -> list[slice]:
         """Return the columns of the projection that each block reads; a linear block reads none."""
-        width, starts = self.block_width, itertools.count(0, self.block_width)
+        width, starts = self.block_width, itertools.count(0, self.drawn_width)
         every = [slice(0) if block.linear else slice(start := next(starts), start + width) for block in self.all_blocks]
         return [columns for columns, keep in zip(every, self.kept) if keep]
 
     @property
     def _energy(self) -> float:
-        """Twice the mean square length of a random block's rows."""
-        return self.block_width / max(sum(not block.linear for block in self.all_blocks), 1) or 1.0
+        """Twice the mean square length of a random block's rows, before it is narrowed."""
+        return self.drawn_width / max(self._num_random, 1) or 1.0
+
+    @property
+    def _linear_scale(self) -> float:
+        """Length of a linear block's rows: their square is the mean square length of a random block's rows."""
+        return (self.block_width / max(self._num_random, 1) / 2) ** 0.5
 
     def _activate(self, h: Tensor) -> Tensor:
         """Scale rows to unit length, apply ReLU, and scale so that all random features have mean square length near ½.
 
         `h` is overwritten.
         """
-        scale = self._energy**0.5 / h.norm(dim=1, keepdim=True).clamp(min=1e-9)
+        scale = self._scale_of(h)
         return h.relu_().mul_(scale)
+
+    def _scale_of(self, h: Tensor) -> Tensor:
+        """Return what multiplies each row of a block: its length is measured on features that no narrowing removes."""
+        seen = min(USUAL, self.drawn_width) if self._narrowable else self.drawn_width
+        length = h[:, :seen].norm(dim=1, keepdim=True) * (self.drawn_width / seen) ** 0.5
+        return self._energy**0.5 / length.clamp(min=1e-9)
 
     @capability(rests_on=("forward", "logits"))
     def output_weight(self) -> Tensor:

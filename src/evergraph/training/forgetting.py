@@ -220,9 +220,11 @@ def _learn_again(
         empty(learner)
         lay_out = capable(learner.model, "lay_out")
         layout = records[0]["layout"]
+        if (set_width := capable(learner.model, "set_width")) is not None:
+            set_width(layout)
         if lay_out is not None and layout != learner.model.hyperparameters():
             kept = layout.get("kept") or [True] * len(layout["blocks"])
-            lay_out(kept, layout.get("linear_width", 0))
+            lay_out(kept, layout.get("linear_width", 0), layout.get("block_width", 0))
     if (set_scaling := capable(learner.model, "set_scaling")) is not None:
         set_scaling(records[first]["layout"], anew=not first)
     learner.num_tasks, learner.records, learner.history = first, records[:first], history[:first]

@@ -143,8 +143,9 @@ def _fill(model: GraphModel, saved: dict[str, Any]) -> None:
     if [model.in_channels, model.out_channels] != saved["channels"]:
         sizes = [model.in_channels, model.out_channels]
         raise EvergraphError(f"its model has {saved['channels']} inputs and outputs, the one given {sizes}")
-    if (set_scaling := capable(model, "set_scaling")) is not None:
-        set_scaling(saved["hyperparameters"])  # may have been measured, so the caller's model may not have it
+    for load in (capable(model, "set_width"), capable(model, "set_scaling")):
+        if load is not None:
+            load(saved["hyperparameters"])  # may have been chosen or measured, so the caller's model may not have it
     state = saved["state"]
     types = {value.dtype for value in state.values() if value.is_floating_point()}
     if len(types) == 1:

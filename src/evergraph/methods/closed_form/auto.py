@@ -23,9 +23,9 @@ from evergraph.methods.closed_form.block_sets import (
     own_sets,
     still_open,
 )
+from evergraph.methods.closed_form.budgeted import AT_FIRST
 from evergraph.methods.closed_form.prior import Prior, log_worth, seen_in_several_tasks
 from evergraph.methods.closed_form.sums import HeadRequest
-from evergraph.methods.closed_form.trial import AT_FIRST
 from evergraph.methods.closed_form.two_forms import PARTS, TRAIN_ONLY
 from evergraph.methods.closed_form.within_tasks import WithinTasks
 from evergraph.models.base import GraphModel
@@ -131,7 +131,7 @@ class Auto(WithinTasks):
         are dropped whose sums would not fit with another task, the widest first. Always kept are the cheapest for the
         head, and one for own features that is no wider than a random block or reads what the head reads.
         """
-        sets, widths, hits = {**for_own, **for_head}, layout.widths, self.set_hits_
+        sets, widths, hits = {**for_own, **for_head}, layout.lasting_widths, self.set_hits_
         cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
         head = cheapest_near(hits, list(for_head), cost, validated)
         kept = [name for name in (MIXED, head) if name in sets]
@@ -202,9 +202,9 @@ class Auto(WithinTasks):
 
     def too_much(self) -> bool:
         """Return whether the sums of all sets exceed their share of the budget."""
-        held = [*self.factor_.values(), *2 * list(self.gram_.values())]  # G is held twice: before and after a task
-        share = SIDE_BY_SIDE if self.tasks_ else AT_FIRST
-        return sum(part.numel() * part.element_size() for part in held) > share * self.budget()
+        rows, squares = (sum(part.nbytes for part in kept.values()) for kept in (self.factor_, self.gram_))
+        held = self._lasting * rows + self._lasting**2 * 2 * squares  # G is held twice: before and after a task
+        return held > (SIDE_BY_SIDE if self.tasks_ else AT_FIRST) * self.budget()
 
     def _fold_heads(self, fold: Callable[[Tensor, int], Tensor]) -> None:
         """Fold stored heads, including those for graphs with edges between tasks."""

@@ -33,7 +33,9 @@ JUDGE = "judge"  # where the vote decides: the head on own features that judges 
 INFORMATIVE = 0.02  # share of the validation nodes' variance above which own features are informative
 SEPARATES_CLASSES = 0.25  # share above which they separate classes well enough to judge edges by, with a small ridge
 OVER_VOTE, OVER_MIXED = 1.0, 2.0  # standard errors by which own features have to be better than either to decide alone
+OVER_JUDGE = 2.0  # the same over a vote that judges edges well, as own features separate classes
 BEHIND_MIXED = 0.05  # share of the nodes up to which own features may be worse than mixed ones in a vote that decides
+MANY = 5_000  # training nodes from which on the voices have the smallest ridge
 WELL_EXPLAINED = 0.5  # share above which their voice in the vote weighs more than one, in proportion to the share
 
 
@@ -98,14 +100,19 @@ class BetweenTasks(OnTrial):
         ]
 
     def _voice_ridge(self) -> float:
-        """Return the ridge of all voices of the vote: the smallest, if own features separate classes.
+        """Return the ridge of all voices of the vote: if own features separate classes, the smallest of many nodes.
+
+        Sums grow with the nodes, and with them what a ridge adds. With fewer nodes than `MANY` the ridge is as many
+        times larger, up to 1, so that as much is added.
 
         Hits are counted in a task's own graph, where neighbours give the task away, and say little about the best
         ridge where they do not. A larger ridge shrinks the scores, and with them the vote's evidence about edges. With
         weak features a small ridge learns noise: then it is the ridge of the deepest head, up to 1.
         """
-        if self.own_explains_ > SEPARATES_CLASSES:
+        if len(self._ridges) == 1:
             return self._ridges[0]
+        if self.own_explains_ > SEPARATES_CLASSES:
+            return min(self._ridges[0] * max(MANY / max(sum(self.class_sizes_), 1), 1.0), self._ridges[PREFERRED])
         deepest = self._ridge_place(MIXED if MIXED in self.set_hits_ else self.chosen_)
         return self._ridges[min(deepest, PREFERRED)]
 
@@ -212,14 +219,16 @@ class BetweenTasks(OnTrial):
         Own features decide if they are informative when all classes compete and, within their tasks, classify clearly
         more nodes correctly than nodes mixed with their neighbours do, and than the vote does. Where hits are alike,
         the vote is the safer choice: own features are one of its voices, but without it nothing of the neighbours is
-        left. The vote decides if own features are informative, it costs no more than the premium, and own features,
-        within their tasks, are not much worse than nodes mixed with their neighbours, since a weak voice misleads it
-        where all classes compete. Otherwise the head on nodes mixed with their neighbours decides. Its edges are judged
+        left. The more so where own features separate classes, since the vote then judges edges well. The vote decides
+        if own features are informative, it costs no more than the premium, and own features, within their tasks, are
+        not much worse than nodes mixed with their neighbours, since a weak voice misleads it where all classes compete.
+        Otherwise the head on nodes mixed with their neighbours decides. Its edges are judged
         only if own features are informative, since nothing else could judge them.
         """
         speaks, (right, wrong) = self._own_features_informative(), self.own_within_.get(MIXED, [0, 0])
         over_vote = self.own_within_.get(self._voting(), [0, 0])
-        if speaks and clearly_more(over_vote, OVER_VOTE) and clearly_more([right, wrong], OVER_MIXED):
+        enough = OVER_JUDGE if self.own_explains_ > SEPARATES_CLASSES else OVER_VOTE
+        if speaks and clearly_more(over_vote, enough) and clearly_more([right, wrong], OVER_MIXED):
             return OWN
         keeps_up = wrong - right <= BEHIND_MIXED * self.validated_
         return VOICES if speaks and self.votes_ and keeps_up else MIXED

@@ -69,10 +69,12 @@ class ChosenRidges(BudgetedAnalytic):
 
     @property
     def _ridges(self) -> Sequence[float]:
-        return [self.ridge] if self.ridge else GRID
+        """The ridges to try: beside wider blocks, a larger one weighs as much."""
+        return [self.ridge] if self.ridge else [self.wider_ * ridge for ridge in GRID]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a copy of a saved state; older versions counted hits for each ridge and took the one with most."""
+        state = {"wider_": 1.0, **state}
         if "ridge_places_" not in state:
             counted = {name: {place: float(hits) for place, hits in enumerate(each)}
                        for name, each in state["set_hits_"].items()}  # fmt: skip

@@ -22,6 +22,7 @@ from evergraph.data.tasks import Task
 from evergraph.methods.base import Context
 from evergraph.methods.closed_form.blended import Blended
 from evergraph.methods.closed_form.block_sets import head_sets, own_sets
+from evergraph.methods.closed_form.budgeted import AT_FIRST
 from evergraph.methods.closed_form.factored import FactoredSums
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.hits import changes_between, rows_of
@@ -31,8 +32,6 @@ from evergraph.methods.closed_form.two_forms import PARTS, TRAIN_ONLY
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
 from evergraph.models.linear_products import Products
-
-AT_FIRST = 0.25  # share of the budget up to which the first task keeps all sets: one task says little about them
 
 Sets = dict[str, list[bool]]
 """Sets of blocks by name: whether each block is read."""
@@ -163,7 +162,7 @@ class OnTrial(Blended):
     def _admit(self, context: Context, trial: Layout) -> None:
         """Add the blocks that were on trial to the model, and compute the task's sums again with them."""
         model, graph, batcher = context.model, context.task.graph, context.batcher
-        capable(model, "lay_out")(trial.kept, trial.linear_width)  # type: ignore[misc]
+        capable(model, "lay_out")(trial.kept, trial.linear_width, trial.block_width)  # type: ignore[misc]
         self.block_widths_, self.blocks_, self.set_hits_, self.smaller_ = list(trial.widths), [], {}, {}
         self.factor_, self.factor_targets_, self.cross_, self.fresh_ = {}, {}, {}, {}
         graph.cache.clear()
