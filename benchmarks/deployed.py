@@ -1,7 +1,8 @@
 """Calibration and detection of unknown classes by a deployed learner, on real graphs.
 
 `python -m benchmarks.deployed --data-root DATA [STREAM …]` learns each stream with `auto` at its defaults in three
-random class orders, and writes `results/deployed/results.jsonl` and `table.md`. After every task but the last, on test
+random class orders, and writes `results/deployed/results.jsonl` and `table.md`, which keep what they have of other
+streams. After every task but the last, on test
 nodes of both test graphs, it measures
 
 - the expected calibration error on the seen classes' test nodes, of raw and of calibrated outputs;
@@ -100,15 +101,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/deployed"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, object]] = []
+    path = options.out / "results.jsonl"
+    known = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    rows: list[dict[str, object]] = [row for row in known if row["stream"] not in options.streams]
     for source in options.streams:
         for order in range(options.orders):
             begun = time.perf_counter()
             rows += run(source, order, options.data_root, options.hidden)
             print(f"{source}, order {order}: {time.perf_counter() - begun:.0f} s", flush=True)
-            (options.out / "results.jsonl").write_text(
-                "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
-            )
+            rows.sort(key=lambda row: STREAMS.index(str(row["stream"])) if row["stream"] in STREAMS else len(STREAMS))
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
             (options.out / "table.md").write_text(table(rows), encoding="utf-8")
     print(table(rows))
 
