@@ -103,14 +103,18 @@ class RandomFeatures(GraphModel):
         if len(self.kept) != len(self.all_blocks) or not any(self.kept):
             raise EvergraphError(f"random features: kept={list(kept)} does not say which of the blocks to keep")
         self._width_is_open = hidden is None
-        self.drawn_width = width // max(self._num_random, 1)
+        self._divide(width, block_width)
         if block_width and not min(USUAL, self.drawn_width) <= block_width <= self.drawn_width:
             raise EvergraphError(
                 f"random features: block_width={block_width} of a block of {self.drawn_width}; "
                 f"0 keeps all, and at least {min(USUAL, self.drawn_width)} must be kept"
             )
-        self.block_width, self._narrowable = block_width or self.drawn_width, bool(block_width)
         self.projection_seed: Tensor
+
+    def _divide(self, hidden: int, block_width: int) -> None:
+        """Divide random features among blocks, of which each keeps the first `block_width`; 0 if it is not narrowed."""
+        self.drawn_width = hidden // max(self._num_random, 1)
+        self.block_width, self._narrowable = block_width or self.drawn_width, bool(block_width)
 
     @property
     def blocks(self) -> list[Block]:
@@ -222,9 +226,9 @@ class RandomFeatures(GraphModel):
             self.hidden = hidden
 
     def _draw(self, hidden: int, block_width: int) -> None:
-        """Adopt another number of random features, of which each block keeps the first, and reset the head to zero."""
-        self.hidden, self.drawn_width = hidden, hidden // max(self._num_random, 1)
-        self.block_width, self._narrowable = block_width or self.drawn_width, bool(block_width)
+        """Adopt another number of random features and reset the head to zero."""
+        self.hidden = hidden
+        self._divide(hidden, block_width)
         self._empty_head()
 
     @capability(rests_on=READS)
